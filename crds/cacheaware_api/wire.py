@@ -52,7 +52,7 @@ def from_json(cls: type[T], data: Any, path: str = "") -> T:
     """Read a message of type `cls`; raises `WireError` naming the field that does not fit."""
     if not isinstance(data, Mapping):
         raise WireError(path, f"expected an object, got {_kind(data)}")
-    hints, names = _hints(cls), _wire_names(cls)
+    hints, names = _hints(cls), _wire_names(cls)  # type: ignore[arg-type]  # mypy: type[T] is not Hashable
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # every message is a dataclass
         name = names[field.name]
@@ -149,7 +149,7 @@ class Revision:
         _at_least(self.number, 0, "number")
 
 
-# -- engine: PUT /kv/quotas, PUT /kv/public, GET /kv/ledger, GET /kv/steps ----------------------------------------------
+# -- engine: PUT /kv/quotas, PUT /kv/public, GET /kv/ledger, GET /kv/steps ---------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -438,7 +438,7 @@ class Decision:
     time_to_first_token_ms: float | None = None
 
 
-# -- secrets: <pool>-internal, api-keys.json ----------------------------------------------------------------------------
+# -- secrets: <pool>-internal, api-keys.json ---------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
