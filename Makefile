@@ -1,0 +1,53 @@
+# Every target sets up what it needs; `make help` lists them.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# Extra arguments for pip, e.g. PIP_ARGS="--index-url …" for a mirror or for CPU-only wheels of torch.
+PIP_ARGS ?=
+PATHS  := operator sidecar engine crds cli tests benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test check format lock clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "cacheaware needs Python 3.11 or newer: '$(PYTHON)' was not found. Install it, or name one: make PYTHON=/path/to/python3.11 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cacheaware needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=/path/to/python3.11 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv module is missing: install it (Debian, Ubuntu: apt-get install python3-venv)." >&2; exit 1; }
+	@echo "Setting up $(VENV) (some minutes the first time: PyTorch is large) …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip $(PIP_ARGS)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev $(PIP_ARGS)
+	@touch $@
+
+setup: $(VENV)/.ready ## build the virtual environment (every other target does it by itself)
+
+demo: setup ## one question, then the same mixed load with KV quotas off and on (about 4 minutes)
+	$(BIN)/cacheaware demo
+
+up: setup ## run manifests/samples/open.yaml on this machine
+	$(BIN)/cacheaware up -f manifests/samples/open.yaml
+
+test: setup ## the test suite
+	$(BIN)/python -m pytest
+
+check: setup ## linter, formatter, types and import contracts (seconds)
+	$(BIN)/ruff check $(PATHS)
+	$(BIN)/ruff format --check $(PATHS)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix $(PATHS)
+	$(BIN)/ruff format $(PATHS)
+
+lock: ## write constraints.txt anew from the newest releases that fit
+	$(PYTHON) -m venv --clear build/lock
+	build/lock/bin/python -m pip install --quiet --upgrade pip $(PIP_ARGS)
+	build/lock/bin/python -m pip install --quiet 'torch==$(shell sed -n "s/^torch==//p" constraints.txt)' '.[all]' --group dev $(PIP_ARGS)
+	build/lock/bin/python -m pip freeze --exclude cacheaware --all | grep -v '^setuptools' | sed 's/+cpu$$//' > constraints.txt
+
+clean: ## remove what the other targets made here
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-out
