@@ -263,6 +263,7 @@ class Ledger:
     tiers: Mapping[str, TierLedger]
     running: int
     waiting: int
+    max_sequences: int | None = None  # sequences that can run at once; absent: the engine does not say
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
