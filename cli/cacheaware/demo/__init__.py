@@ -1,0 +1,1 @@
+"""`cacheaware demo`: one question, then the same mixed load with KV quotas off and on."""

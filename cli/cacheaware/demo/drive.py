@@ -1,0 +1,150 @@
+"""Sends the demo's load through a pool's public URL and notes what each request got. The clients behave as users do:
+
+gold waits for an answer, thinks, and sends the whole conversation again; silver asks a few questions on a document;
+bronze asks again at once. A run ends with gold's last answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from cacheaware.demo.load import Load, Message, flood, history, questions, turns
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request as its client saw it; times in seconds from the run's start."""
+
+    tier: str
+    started: float
+    first_token: float | None
+    ended: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    error: str | None = None
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.started
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    served: Served
+    text: str
+
+
+@dataclass(slots=True)
+class Client:
+    """One OpenAI-style client of the pool."""
+
+    session: aiohttp.ClientSession
+    url: str
+    keys: dict[str, str]  # tier -> API key
+    model: str
+    start: float = field(default_factory=time.monotonic)
+    served: list[Served] = field(default_factory=list)
+
+    def now(self) -> float:
+        return time.monotonic() - self.start
+
+    async def chat(self, tier: str, messages: list[Message], answer_tokens: int, **options: Any) -> Answer:
+        """Stream one greedy answer of exactly `answer_tokens` tokens, so that every run has the same work to do."""
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "max_tokens": answer_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        } | options
+        headers = {"Authorization": f"Bearer {self.keys[tier]}"}
+        started, first, text, error = self.now(), None, "", None
+        usage: dict[str, Any] = {}
+        try:
+            async with self.session.post(f"{self.url}/v1/chat/completions", json=body, headers=headers) as response:
+                if response.status != 200:
+                    error = f"HTTP {response.status}: {(await response.text())[:300]}"
+                async for line in response.content:
+                    if not line.startswith(b"data: {"):
+                        continue
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        error = str(event["error"].get("message", event["error"]))
+                    for choice in event.get("choices") or ():
+                        if piece := (choice.get("delta") or {}).get("content"):
+                            first = self.now() if first is None else first
+                            text += piece
+                    usage = event.get("usage") or usage
+        except aiohttp.ClientError as broken:
+            error = f"{type(broken).__name__}: {broken}"
+        served = Served(
+            tier=tier,
+            started=started,
+            first_token=first,
+            ended=self.now(),
+            prompt_tokens=usage.get("prompt_tokens", 0),
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+            output_tokens=usage.get("completion_tokens", 0),
+            error=error or (None if usage else "the stream ended without usage"),
+        )
+        self.served.append(served)
+        return Answer(served, text)
+
+
+async def converse(client: Client, load: Load, run: int, conversation: int, done: Callable[[], None]) -> None:
+    gold = load.gold
+    await asyncio.sleep(gold.think_seconds * conversation / gold.conversations)
+    messages = history(load, run, conversation)
+    for number, message in enumerate(turns(load, run, conversation)):
+        if number:
+            await asyncio.sleep(gold.think_seconds)
+        messages.append({"role": "user", "content": message})
+        answer = await client.chat("gold", messages, gold.answer_tokens)
+        messages.append({"role": "assistant", "content": answer.text})
+        done()
+
+
+async def read(client: Client, load: Load, run: int, reader: int) -> None:
+    for messages in questions(load, run, reader):
+        answer = await client.chat("silver", messages, load.silver.answer_tokens)
+        await asyncio.sleep(load.silver.think_seconds if answer.served.error is None else 1.0)
+
+
+async def insist(client: Client, load: Load, run: int, number: int) -> None:
+    for messages in flood(load, run, number):
+        answer = await client.chat("bronze", messages, load.bronze.answer_tokens)
+        if answer.served.error is not None:
+            await asyncio.sleep(1.0)  # refused: a client that backs off, as the answer asks
+
+
+async def drive(client: Client, load: Load, run: int, *, crowd: bool, done: Callable[[], None]) -> float:
+    """Run the load once and return the seconds it took; `crowd` adds silver and bronze to gold.
+
+    What every client got is in `client.served`; what the crowd has unfinished at gold's last answer is dropped.
+    """
+    others: list[asyncio.Task[None]] = []
+    try:
+        if crowd:
+            others += [asyncio.create_task(insist(client, load, run, n)) for n in range(load.bronze.clients)]
+            others += [asyncio.create_task(read(client, load, run, n)) for n in range(load.silver.readers)]
+            await asyncio.sleep(load.bronze.head_start_seconds)
+        async with asyncio.TaskGroup() as group:
+            for number in range(load.gold.conversations):
+                group.create_task(converse(client, load, run, number, done))
+        return client.now()
+    finally:
+        for task in others:
+            task.cancel()
+        for result in await asyncio.gather(*others, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result

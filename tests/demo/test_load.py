@@ -1,0 +1,53 @@
+"""The demo's load: everything follows from the committed file, and only gold and silver have anything to share."""
+
+from __future__ import annotations
+
+from importlib import resources
+from itertools import islice
+
+import pytest
+import yaml
+
+from cacheaware.demo.load import Load, flood, history, questions, turns
+
+LOAD = Load.committed()
+
+
+def test_the_committed_load_has_at_least_forty_gold_requests_a_run() -> None:
+    assert LOAD.gold.conversations * LOAD.gold.turns >= 40
+
+
+def test_off_and_on_alternate_so_that_neither_is_always_first() -> None:
+    order = [kind for kind in LOAD.runs if kind != "alone"]
+    assert sorted(order[:2]) == sorted(order[2:]) == ["off", "on"]
+    assert order[:2] != order[2:]
+
+
+def test_the_same_seed_and_run_give_the_same_prompts_and_another_run_gives_others() -> None:
+    assert history(LOAD, 1, 3) == history(LOAD, 1, 3) != history(LOAD, 2, 3)
+    assert turns(LOAD, 1, 3) == turns(LOAD, 1, 3) != turns(LOAD, 1, 4)
+
+
+def test_flood_prompts_share_no_start() -> None:
+    prompts = [prompt[0]["content"] for client in range(4) for prompt in islice(flood(LOAD, 0, client), 50)]
+    assert len({prompt[:40] for prompt in prompts}) == len(prompts)
+
+
+def test_a_reader_asks_several_questions_on_one_document_then_takes_another() -> None:
+    asked = [messages[0]["content"].split("\n\n")[0] for messages in islice(questions(LOAD, 0, 0), 6)]
+    per_document = LOAD.silver.questions
+    assert len(set(asked[:per_document])) == 1
+    assert asked[per_document] != asked[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        pytest.param({"speed": 3}, "speed is unknown", id="unknown"),
+        pytest.param({"gold": {}}, r"gold\.answer_tokens is missing", id="missing in a part"),
+    ],
+)
+def test_a_wrong_load_file_is_refused_by_field(change: dict[str, object], named: str) -> None:
+    data = yaml.safe_load(resources.files("cacheaware.demo").joinpath("load.yaml").read_text())
+    with pytest.raises(ValueError, match=named):
+        Load.parse(data | change)
