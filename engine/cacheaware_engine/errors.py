@@ -1,0 +1,76 @@
+"""What can go wrong in the engine, as one tree.
+
+EngineError
+├── ModelError              the model named by --model cannot be served; the process ends with code 1 and the message
+│   ├── ModelNotFound       nothing is there, or it could not be fetched
+│   ├── ModelUnreadable     something is there, but it is damaged or incomplete
+│   └── ModelUnsupported    it is intact, and needs something this engine does not compute
+├── ContextTooLong          --max-model-len asks for more positions than the model has
+├── NotEnoughMemory         weights and KV cache do not fit, with the arithmetic
+├── InvalidSampling         a sampling parameter of a request is out of range (also a ValueError)
+└── BrokenLogits            the network produced values that are not numbers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class EngineError(Exception):
+    """Root of all errors raised on purpose by the engine."""
+
+
+class ModelError(EngineError):
+    """The model cannot be served."""
+
+
+class ModelNotFound(ModelError):
+    """There is no model where the source points."""
+
+
+class ModelUnreadable(ModelError):
+    """The model's files are damaged, incomplete or contradict each other."""
+
+
+class ModelUnsupported(ModelError):
+    """The model needs something that this engine does not compute; `reason` names it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"this model cannot be served by the Torch engine: {reason}")
+        self.reason = reason
+
+
+class ContextTooLong(EngineError):
+    """More positions were asked for than the model was made for."""
+
+    def __init__(self, asked: int, available: int) -> None:
+        super().__init__(
+            f"--max-model-len {asked} is longer than the model's context of {available} tokens; "
+            f"ask for at most {available}"
+        )
+        self.asked = asked
+        self.available = available
+
+
+class NotEnoughMemory(EngineError):
+    """Weights and KV cache together exceed what the machine has free."""
+
+
+class InvalidSampling(EngineError, ValueError):
+    """A sampling parameter is out of range; `field` is its name in the request."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class BrokenLogits(EngineError):
+    """The logits of some rows hold NaN or infinity; `rows` are their indices in the batch."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        super().__init__(
+            f"the model's output is not a number for {len(rows)} sequence(s) of this step (rows {list(rows)}); "
+            "check the weights and the compute dtype (--dtype float32 has the widest range)"
+        )
+        self.rows = tuple(rows)
