@@ -44,7 +44,7 @@ def packing_works() -> bool:
 
     The operators are torch's own but not part of its documented interface, so they are tried instead of assumed.
     """
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return False
     weight = torch.linspace(-1.0, 1.0, 7 * 5).view(7, 5)
     x = torch.linspace(1.0, 2.0, 3 * 5).view(3, 5)

@@ -60,7 +60,7 @@ class Llama:
                 q.copy_(self._normed(q, layer.q_norm))
                 k.copy_(self._normed(k, layer.k_norm))
             rotate_(heads[:, :rotated], turn)
-            pairs = heads[:, config.num_heads :].unflatten(1, (2, -1))
+            pairs = heads[:, config.num_heads :].view(len(tokens), 2, config.num_kv_heads, config.head_dim)
             x = x + layer.output(attend(index, q, pairs).flatten(1))
             gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
             x = x + layer.down(functional.silu(gate).mul_(up))

@@ -40,10 +40,14 @@ def rotations(positions: Tensor, frequencies: Tensor) -> Tensor:
 def rotate_(heads: Tensor, turn: Tensor) -> None:
     """Rotate `heads` [tokens, heads, head_dim] in place."""
     if heads.dtype == torch.float32:
-        torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(turn)
+        torch.view_as_complex(_as_pairs(heads)).mul_(turn)
     else:  # there is no complex number of two bfloat16
-        wide = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2))).mul_(turn)
+        wide = torch.view_as_complex(_as_pairs(heads.float())).mul_(turn)
         heads.copy_(torch.view_as_real(wide).flatten(-2))
+
+
+def _as_pairs(heads: Tensor) -> Tensor:
+    return heads.view(*heads.shape[:-1], -1, 2)
 
 
 def interleave(rows: Tensor, head_dim: int) -> Tensor:

@@ -103,8 +103,8 @@ def byte_tokenizer() -> Any:
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]  # property
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]  # property without a setter in the stubs
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -148,7 +148,7 @@ def greedy(
             known[index].append(token)
 
 
-# -- greedy texts, by transformers ---------------------------------------------------------------------------------------
+# -- greedy texts, by transformers --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
