@@ -1,0 +1,153 @@
+"""What the engine is sent instead of what the client sent. Pure: bytes and headers in, bytes and headers out.
+
+The client decides what is generated; the server decides priority, tier, isolation and metering. So the fields of
+`PRIVATE` are taken out of the body and ours are put in, and only the headers of `FORWARDED` go on: nothing a client
+writes there can route, trace into or authenticate against the engine. Everything else in the body passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from cacheaware_sidecar.errors import BadRequest
+from cacheaware_sidecar.limits import check_numbers, output_limit, sequences
+
+PRIVATE = ("priority", "cache_salt", "vllm_xargs", "request_id", "kv_transfer_params", "service_tier")
+
+FORWARDED = frozenset({"accept", "content-type", "accept-language", "traceparent", "tracestate", "baggage"})
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "trailers",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+# What we decide about an answer ourselves: its length and coding (the client library has decoded it), its id, its date.
+_OURS = frozenset(
+    {"content-length", "content-encoding", "x-request-id", "server", "date", "set-cookie", "server-timing"}
+)
+
+_LABEL = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """A parsed body, and what the data path needs to know of it."""
+
+    body: dict[str, Any]
+    streams: bool
+    wants_usage: bool  # the client itself asked for the usage chunk of a stream
+    sequences: int
+    output_limit: int | None
+
+    @property
+    def service_tier(self) -> Any:
+        return self.body.get("service_tier")
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """A JSON object; raises `BadRequest` for anything else, for text that is not Unicode and for NaN and Infinity."""
+    try:
+        body = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not UTF-8: byte {error.start} cannot be decoded") from None
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise BadRequest(f"the body is not JSON that can be read: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+def parse_generation(data: bytes) -> Asked:
+    """The body of a completion or chat completion, its numbers checked; raises `BadRequest`."""
+    body = parse_object(data)
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise BadRequest("stream must be true or false", param="stream")
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise BadRequest("stream_options must be an object", param="stream_options")
+    check_numbers(body)
+    return Asked(
+        body=body,
+        streams=bool(stream),
+        wants_usage=bool(options and options.get("include_usage")),
+        sequences=sequences(body),
+        output_limit=output_limit(body),
+    )
+
+
+def for_engine(asked: Asked, *, tier: str, priority: int, salt: str) -> bytes:
+    """The body that the engine gets. `priority` is the tier's: higher is more important, the engine's sign is opposite."""
+    body = {name: value for name, value in asked.body.items() if name not in PRIVATE}
+    body["priority"] = -priority
+    body["cache_salt"] = salt
+    body["vllm_xargs"] = {"cacheaware_tier": tier}
+    if asked.streams:
+        options = dict(asked.body.get("stream_options") or {})
+        if not asked.wants_usage:
+            options.pop("continuous_usage_stats", None)  # only means something beside include_usage, which is ours here
+        options["include_usage"] = True
+        body["stream_options"] = options
+    return encode(body)
+
+
+def encode(body: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        raise BadRequest("the body has half of a surrogate pair (\\ud800 to \\udfff), which is no text") from None
+    except ValueError:
+        raise BadRequest("the body has a number too large to be finite") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+
+
+def without_private(body: Mapping[str, Any]) -> bytes:
+    """A body for a path that generates nothing (tokenize)."""
+    return encode({name: value for name, value in body.items() if name not in PRIVATE})
+
+
+def request_headers(headers: Iterable[tuple[str, str]], request_id: str) -> dict[str, str]:
+    """Headers for the engine. No coding is accepted, so that events can be read as they come."""
+    pairs = [(name.lower(), value) for name, value in headers]
+    dropped = HOP_BY_HOP | named_in_connection(pairs)
+    kept = {name: value for name, value in pairs if name in FORWARDED and name not in dropped}
+    return kept | {"content-type": "application/json", "accept-encoding": "identity", "x-request-id": request_id}
+
+
+def response_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The engine's headers that the client gets; the framing of each hop stays with that hop."""
+    pairs = [(name.lower(), value) for name, value in headers]
+    dropped = HOP_BY_HOP | _OURS | named_in_connection(pairs)
+    return [(name, value) for name, value in pairs if name not in dropped]
+
+
+def named_in_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
+    return frozenset(
+        token.strip().lower() for name, value in pairs if name == "connection" for token in value.split(",")
+    )
+
+
+def label(text: str | None) -> str | None:
+    """A caller's own request id, if it is harmless in a log; it is never used as an id."""
+    return text if text is not None and _LABEL.fullmatch(text) else None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")

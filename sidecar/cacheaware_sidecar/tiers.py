@@ -1,0 +1,92 @@
+"""Which tier serves a request, and by when it wants its first token. Pure.
+
+The tier comes from the body's `service_tier`, else from the key, else from the view; a name is never guessed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from cacheaware_api import durations, wire
+from cacheaware_sidecar.errors import BadRequest, TierNotAllowed, UnknownTier
+from cacheaware_sidecar.identity import Caller
+
+UNDECIDED = frozenset({"auto", "default"})  # OpenAI's own words for "you choose"
+
+TTFT_HINT = "x-llm-d-slo-ttft-ms"
+TPOT_HINT = "x-llm-d-slo-tpot-ms"
+_LONGEST_HINT_MS = 3_600_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Promise:
+    """What a tier promised, in seconds; None where it promised nothing."""
+
+    time_to_first_token: float | None = None
+    time_per_output_token: float | None = None
+
+
+def promise_of(tier: wire.ViewTier) -> Promise:
+    """Raises `durations.DurationError` for text that is no duration; a view is checked with it when it arrives."""
+    return Promise(
+        None if tier.sla.time_to_first_token is None else durations.seconds(tier.sla.time_to_first_token),
+        None if tier.sla.time_per_output_token is None else durations.seconds(tier.sla.time_per_output_token),
+    )
+
+
+def choose_tier(requested: Any, caller: Caller, view: wire.View) -> wire.ViewTier:
+    """The tier of one request; raises `BadRequest`, `UnknownTier` or `TierNotAllowed`."""
+    tiers = {tier.name: tier for tier in view.tiers}
+    usable = sorted(tiers if caller.tiers is None else caller.tiers & tiers.keys())
+    if requested is not None and not isinstance(requested, str):
+        raise BadRequest("service_tier must be the name of a tier", param="service_tier")
+    if requested is None or requested in UNDECIDED:
+        name = next((name for name in (caller.default_tier, view.default_tier) if name in tiers), None)
+        if name is None:
+            raise UnknownTier(
+                f"this pool has no default tier: set service_tier to one of {_listed(usable)}", param="service_tier"
+            )
+    else:
+        name = requested
+    if name not in tiers:
+        raise UnknownTier(
+            f"there is no tier {_quoted(name)}: set service_tier to one of {_listed(usable)}", param="service_tier"
+        )
+    if name not in usable:
+        raise TierNotAllowed(
+            f"this API key may not use tier {_quoted(name)}: set service_tier to one of {_listed(usable)}",
+            param="service_tier",
+        )
+    return tiers[name]
+
+
+def loosened(promise: Promise, headers: Mapping[str, str]) -> Promise:
+    """A client may ask for less than its tier promised, never for more; raises `BadRequest` on a wild number."""
+    return Promise(
+        _looser(promise.time_to_first_token, headers, TTFT_HINT),
+        _looser(promise.time_per_output_token, headers, TPOT_HINT),
+    )
+
+
+def _looser(promised: float | None, headers: Mapping[str, str], name: str) -> float | None:
+    text = headers.get(name)
+    if text is None:
+        return promised
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= _LONGEST_HINT_MS:  # also refuses nan
+        raise BadRequest(f"{name} must be milliseconds above 0 and at most {_LONGEST_HINT_MS}", param=name)
+    return None if promised is None else max(promised, value / 1000)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "(none: this key has no tier of this pool)"
+
+
+def _quoted(name: str) -> str:
+    return repr(name if len(name) <= 63 else name[:60] + "…")
