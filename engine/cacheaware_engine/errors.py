@@ -8,7 +8,11 @@ EngineError
 ├── ContextTooLong          --max-model-len asks for more positions than the model has
 ├── NotEnoughMemory         weights and KV cache do not fit, with the arithmetic
 ├── InvalidSampling         a sampling parameter of a request is out of range (also a ValueError)
-└── BrokenLogits            the network produced values that are not numbers
+├── BrokenLogits            the network produced values that are not numbers
+└── RequestError            one request cannot be answered; carries the HTTP status and OpenAI's error fields
+    ├── BadRequest          400: a field is wrong; the message names it and says what was expected
+    ├── NotServed           404: no such model or path here
+    └── Unavailable         503: loading, draining or broken; another try later, or elsewhere, may do
 """
 
 from __future__ import annotations
@@ -74,3 +78,37 @@ class BrokenLogits(EngineError):
             "check the weights and the compute dtype (--dtype float32 has the widest range)"
         )
         self.rows = tuple(rows)
+
+
+class RequestError(EngineError):
+    """One request cannot be answered. `param` is the field at fault, `code` OpenAI's machine-readable reason."""
+
+    status = 500
+    type = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class BadRequest(RequestError):
+    """What was asked for is wrong, and stays wrong until the caller changes it."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class NotServed(RequestError):
+    """There is nothing of that name here."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
+class Unavailable(RequestError):
+    """Not now: the model loads, the process drains, or the step loop broke."""
+
+    status = 503
+    type = "service_unavailable"

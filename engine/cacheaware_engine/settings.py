@@ -18,6 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
+from cacheaware_api.quantities import QuantityError, bytes_of
+
 PROGRAM = "cacheaware-engine"
 MAX_SOCKET_PATH = 100  # bytes; the kernel's limit for a Unix socket's path is 108, 104 on some systems
 
@@ -96,17 +98,13 @@ class Settings:
     log_format: LogFormat = LogFormat.CONSOLE
 
 
-_UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "K": 10**3, "k": 10**3, "M": 10**6, "G": 10**9}
-
-
-def memory(text: str) -> int:
-    """Bytes, from a number with an optional unit."""
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)(Ki|Mi|Gi|Ti|K|k|M|G|)", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"expected bytes such as 1Gi, 512Mi or 1073741824, got {text!r}")
-    amount = int(float(match[1]) * _UNITS[match[2]])
-    if not 0 < amount <= 2**50:
-        raise argparse.ArgumentTypeError(f"expected more than 0 bytes and at most 1024Ti, got {text!r}")
+def _memory(text: str) -> int:
+    try:
+        amount = bytes_of(text)
+    except QuantityError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if amount == 0:
+        raise argparse.ArgumentTypeError("expected more than 0 bytes")
     return amount
 
 
@@ -238,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     cache = parser.add_argument_group("KV cache")
     cache.add_argument(
         "--kv-cache-memory",
-        type=memory,
+        type=_memory,
         metavar="BYTES",
         help="memory for keys and values: Ki, Mi, Gi or plain bytes (default: 1Gi); more than is free is refused",
     )
@@ -303,8 +301,8 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         parser.error("argument --num-kv-blocks: give either this or --kv-cache-memory, not both")
     if given.max_num_batched_tokens < given.max_num_seqs:
         parser.error(
-            f"argument --max-num-batched-tokens: expected at least --max-num-seqs ({given.max_num_seqs}), because every "
-            f"running sequence computes a token a step, got {given.max_num_batched_tokens}"
+            f"argument --max-num-batched-tokens: expected at least --max-num-seqs ({given.max_num_seqs}), "
+            f"because every running sequence computes a token a step, got {given.max_num_batched_tokens}"
         )
     return Settings(
         model=given.model,
