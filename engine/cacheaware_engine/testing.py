@@ -148,7 +148,7 @@ def greedy(
             known[index].append(token)
 
 
-# -- greedy texts, by transformers --------------------------------------------------------------------------------------
+# -- greedy texts, by transformers -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
