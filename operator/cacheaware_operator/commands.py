@@ -1,0 +1,82 @@
+"""Command lines and environments of the parts of one replica. Pure; the flags are those of design page 0001."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cacheaware_operator.plan import EnginePlan
+from cacheaware_operator.ports import LOOPBACK
+
+# An engine that spins while it waits for its other threads slows whatever shares its cores, itself included; the
+# sidecar and the clients are on the same machine here.
+_SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlace:
+    """Where one replica is on this machine."""
+
+    name: str
+    port: int  # OpenAI side of the sidecar: the one that users see
+    control_port: int
+    engine_port: int
+    kv_socket: Path
+    view_file: Path
+    secrets_dir: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.port}"
+
+    @property
+    def control_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.control_port}"
+
+    @property
+    def engine_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.engine_port}"
+
+
+def engine_arguments(engine: EnginePlan, place: ReplicaPlace, threads: int | None = None) -> tuple[str, ...]:
+    """Flags of `python -m cacheaware_engine`. `threads` counts unless the pool's own args say otherwise."""
+    arguments = [
+        f"--model={engine.model}",
+        f"--served-model-name={engine.served_model_name}",
+        f"--host={LOOPBACK}",
+        f"--port={place.engine_port}",
+        f"--kv-socket={place.kv_socket}",
+        f"--block-size={engine.block_size}",
+        f"--kv-cache-dtype={engine.kv_cache_dtype.lower()}",
+    ]
+    if engine.kv_cache_memory is not None:
+        arguments.append(f"--kv-cache-memory={engine.kv_cache_memory}")
+    if engine.max_model_len is not None:
+        arguments.append(f"--max-model-len={engine.max_model_len}")
+    if threads is not None:
+        arguments.append(f"--threads={threads}")
+    return (*arguments, *engine.arguments)  # theirs last: of a flag given twice the last one counts
+
+
+def engine_environment(engine: EnginePlan, inherited: Mapping[str, str]) -> dict[str, str]:
+    return {**inherited, **_SHARED_CORES, **engine.environment}
+
+
+def sidecar_arguments(place: ReplicaPlace) -> tuple[str, ...]:
+    """Flags of `python -m cacheaware_sidecar`."""
+    return (
+        f"--host={LOOPBACK}",
+        f"--port={place.port}",
+        f"--control-host={LOOPBACK}",
+        f"--control-port={place.control_port}",
+        f"--engine-url={place.engine_url}",
+        f"--kv-socket={place.kv_socket}",
+        f"--view-file={place.view_file}",
+        f"--secrets-dir={place.secrets_dir}",
+    )
+
+
+def threads_per_engine(cores: int, replicas: int) -> int | None:
+    """One engine takes what it finds; several share the cores evenly, at least one each."""
+    return None if replicas <= 1 else max(1, cores // replicas)
