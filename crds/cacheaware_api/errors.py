@@ -32,8 +32,14 @@ class Problem:
     path: str
     message: str
     fix: str | None = None
+    line: int | None = None  # of the file that the object was read from, counted from 1
 
     def __str__(self) -> str:
+        return self.text if self.line is None else f"line {self.line}: {self.text}"
+
+    @property
+    def text(self) -> str:
+        """The problem without its line, for callers that print `file:line:` themselves."""
         return ": ".join(part for part in (self.path, self.message, self.fix) if part)
 
 
@@ -43,6 +49,13 @@ class ObjectInvalid(ValueError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
+
+
+class _HiddenNumber(int):
+    """Stands in messages for a number in a Secret."""
+
+    def __str__(self) -> str:
+        return "***"
 
 
 # -- to one ValidationError, and from it ------------------------------------------------------------------------------
@@ -69,9 +82,23 @@ def joined(title: str, error: ValidationError | None, broken: Sequence[Broken]) 
     return ValidationError.from_exception_data(title, lines)
 
 
-def problems(error: ValidationError, model: type[BaseModel], prefix: Path = ()) -> list[Problem]:
-    """The problems of `error`, which `model` raised; `prefix` is where the model's object lies in the whole."""
-    return [_problem(line, model, prefix) for line in error.errors(include_url=False) if not _echo(line)]
+def problems(
+    error: ValidationError,
+    model: type[BaseModel],
+    prefix: Path = (),
+    line_of: Callable[[Path], int | None] = lambda path: None,
+    secret: bool = False,
+) -> list[Problem]:
+    """The problems of `error`, which `model` raised.
+
+    `prefix` is where the model's object lies in the whole, `line_of` tells where a field was written, and of a `secret`
+    no value is shown.
+    """
+    return [
+        dataclasses.replace(_problem(line, model, prefix, secret), line=line_of(_location(line)))
+        for line in error.errors(include_url=False)
+        if not _echo(line)
+    ]
 
 
 def path_text(path: Path) -> str:
@@ -109,10 +136,16 @@ def _echo(line: ErrorDetails) -> bool:
     return line["type"] == "too_short" and len(line["input"]) >= line["ctx"]["min_length"]
 
 
-def _problem(line: ErrorDetails, model: type[BaseModel], prefix: Path) -> Problem:
-    location = [part for part in line["loc"] if part != "[key]"]
+def _location(line: ErrorDetails) -> Path:
+    return tuple(part for part in line["loc"] if part != "[key]")
+
+
+def _problem(line: ErrorDetails, model: type[BaseModel], prefix: Path, secret: bool) -> Problem:
+    location = _location(line)
     where = path_text((*prefix, *location))
     kind, value = line["type"], line["input"]
+    if secret and isinstance(value, (str, int, float)):
+        value = "*" * len(value) if isinstance(value, str) else _HiddenNumber()
     context = line.get("ctx", {})
     if kind == "rule":
         return Problem(where, context["message"], context["fix"])

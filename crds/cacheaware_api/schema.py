@@ -71,6 +71,7 @@ MODEL_SOURCE = (
     r"|pypi://[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?(@[-A-Za-z0-9.!+_]+)?)$"
 )
 IMAGE = r"^[A-Za-z0-9][-A-Za-z0-9._:/@]*$"
+SHA256 = r"^[0-9a-fA-F]{64}$"
 ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
 TEXT = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
 QUANTITY = r"^[0-9]{1,18}([.][0-9]{1,9})?(m|Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|[eE][0-9]{1,2})?$"
@@ -87,6 +88,7 @@ EXPECTED: Mapping[str, str] = {
     MODEL_NAME: "a model name: letters, digits and . _ : / @ + -, beginning with a letter or digit",
     MODEL_SOURCE: "hf://org/repo[@revision], file:///path, pvc://claim/path or pypi://package[@version]",
     IMAGE: "an image reference such as example.com/engine:1.2",
+    SHA256: "the 64 hexadecimal digits of a SHA-256",
     ONE_LINE: "one line without control characters",
     TEXT: "text without control characters (line breaks and tabs are fine)",
     QUANTITY: "a quantity such as 2, 500m or 1Gi",

@@ -16,6 +16,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_va
 from cacheaware_api import defaults, errors, quantities, rules
 from cacheaware_api.defaults import KVCacheDtype as KVCacheDtype
 from cacheaware_api.defaults import RebalancingMode as RebalancingMode
+from cacheaware_api.metadata import ObjectMeta
 from cacheaware_api.podtemplate import EnvVar, KeyReference, LocalReference, PodTemplate, Resources
 from cacheaware_api.rules import EngineType as EngineType
 from cacheaware_api.schema import (
@@ -24,10 +25,8 @@ from cacheaware_api.schema import (
     MODEL_NAME,
     MODEL_SOURCE,
     TEXT,
-    AnnotationMap,
     DnsLabel,
     Duration,
-    LabelMap,
     Line,
     Memory,
     Percent,
@@ -267,33 +266,9 @@ class CacheAwarePoolSpec(SpecModel):
         return spec
 
 
-class ObjectMeta(SpecModel):
-    """Metadata of the object: what every Kubernetes object has."""
-
-    # the name becomes part of other names and of a Service: 63 letters with "-internal" added
+class PoolMeta(ObjectMeta):
+    # it becomes part of other names, and that of a Service: 63 letters with "-internal" added
     name: Annotated[StrictStr, Field(min_length=1, max_length=54, pattern=DNS_LABEL)]
-    namespace: DnsLabel | None = None
-    labels: LabelMap | None = None
-    annotations: Annotated[AnnotationMap, Field(max_length=256)] | None = None
-    uid: Line | None = None
-    resource_version: Line | None = None
-    generation: StrictInt | None = None
-    creation_timestamp: Line | None = None
-    deletion_timestamp: Line | None = None
-    deletion_grace_period_seconds: StrictInt | None = None
-    finalizers: tuple[Line, ...] = ()
-    owner_references: tuple[Any, ...] = ()
-    managed_fields: tuple[Any, ...] = ()
-    generate_name: Line | None = None
-    self_link: Line | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_empty_timestamp(cls, data: Any) -> Any:
-        """`kubectl create --dry-run -o yaml` writes `creationTimestamp: null`, and every API server takes it."""
-        if isinstance(data, Mapping) and data.get("creationTimestamp", "") is None:
-            return {key: value for key, value in data.items() if key != "creationTimestamp"}
-        return data
 
 
 class CacheAwarePool(SpecModel):
@@ -301,7 +276,7 @@ class CacheAwarePool(SpecModel):
 
     api_version: Literal["cacheaware.dev/v1alpha1"]
     kind: Literal["CacheAwarePool"]
-    metadata: ObjectMeta
+    metadata: PoolMeta
     spec: CacheAwarePoolSpec = Field(description="What is wanted.")
     status: CacheAwarePoolStatus | None = Field(default=None, description="What was decided and seen.")
 
