@@ -12,7 +12,8 @@ EngineError
 └── RequestError            one request cannot be answered; carries the HTTP status and OpenAI's error fields
     ├── BadRequest          400: a field is wrong; the message names it and says what was expected
     ├── NotServed           404: no such model or path here
-    └── Unavailable         503: loading, draining or broken; another try later, or elsewhere, may do
+    ├── EngineBroke         500: a step failed, and the process is about to end
+    └── Unavailable         503: loading or draining; another try later, or elsewhere, may do
 """
 
 from __future__ import annotations
@@ -107,8 +108,12 @@ class NotServed(RequestError):
     type = "invalid_request_error"
 
 
+class EngineBroke(RequestError):
+    """A step failed. Every live request ends with this, and the process with it."""
+
+
 class Unavailable(RequestError):
-    """Not now: the model loads, the process drains, or the step loop broke."""
+    """Not now: the model loads, or the process drains."""
 
     status = 503
     type = "service_unavailable"

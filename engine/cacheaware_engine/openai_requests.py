@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import BadRequest
 from .fields import Fields, encodable, refuse
-
-if TYPE_CHECKING:
-    from .sampler import SamplingParams
+from .sampling_params import SamplingParams
 
 MAX_SEQUENCES = 128
 MAX_PROMPTS = 256
@@ -232,8 +230,6 @@ def _token_ids(value: list[Any], param: str, vocab_size: int) -> tuple[int, ...]
 
 
 def _wanted(fields: Fields, limits: Limits, default_max_tokens: int | None) -> Wanted:
-    from .sampler import SamplingParams  # it loads torch; the servers answer before that is done
-
     for name, neutral in NEUTRAL.items():
         value = fields.get(name)
         if value is not None and not any(
@@ -244,9 +240,7 @@ def _wanted(fields: Fields, limits: Limits, default_max_tokens: int | None) -> W
             )
     n = fields.integer("n", 1, 1, min(MAX_SEQUENCES, limits.max_sequences))
     if (best_of := fields.integer("best_of", n, 1, MAX_SEQUENCES)) != n:
-        raise _unsupported(
-            "best_of", f"best_of is not supported by this engine unless it equals n ({n}), got {best_of}"
-        )
+        raise _unsupported("best_of", f"best_of must equal n ({n}) in this engine, got {best_of}")
     field = "max_completion_tokens" if fields.get("max_completion_tokens") is not None else "max_tokens"
     max_tokens = fields.optional_integer(field, 1, INT64 - 1)
     said = field in fields.body  # a null says: as many as fit

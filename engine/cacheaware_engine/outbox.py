@@ -26,6 +26,11 @@ class Outbox:
         self._error: Exception | None = None
         self._ready = asyncio.Event()
         self._woken = False
+        self.cached_tokens = 0
+
+    def admitted(self, cached_tokens: int) -> None:
+        """The request runs; so many tokens of its prompt were computed already."""
+        self.cached_tokens = cached_tokens
 
     def post(self, deltas: Iterable[Delta]) -> None:
         with self._lock:

@@ -10,10 +10,9 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NewType
+from typing import NewType
 
-if TYPE_CHECKING:
-    from .sampler import SamplingParams
+from .sampling_params import SamplingParams
 
 RequestId = NewType("RequestId", str)
 

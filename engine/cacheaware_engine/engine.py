@@ -1,0 +1,309 @@
+"""The engine's core: schedule, forward, sample, postprocess; one step at a time, on one thread.
+
+Everything here is synchronous and called by one thread; `engine_thread.py` makes that so. The only caller of
+`BlockPool`, through its scheduler. Requests come in checked; what goes wrong in a step is the engine's own fault and
+ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from cacheaware_api import wire
+
+from .blocks import PUBLIC, BlockKey, BlockPool, NeverFits, UnknownTier, block_keys
+from .blocks import Request as BlockRequest
+from .detokenizer import Decode, StopStrings, TextStream
+from .errors import BadRequest
+from .logs import values
+from .metrics import Metrics
+from .outbox import Outbox
+from .requests import Delta, Finish, Generation, RequestId, Submission, request_ids
+from .runner import SequenceWork, StepOutput
+from .sampler import SamplingParams, SequenceSampler, sample
+from .scheduler import Scheduler, Step
+from .sequences import RequestState, SequenceState
+from .step_reports import StepTotals, query_context
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What the engine needs of `ModelRunner`: the one way to tensors."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_token: int
+
+    def forward(self, work: Sequence[SequenceWork]) -> StepOutput: ...
+    def copy_block(self, source: int, target: int) -> None: ...
+
+
+class Engine:
+    """One model's requests and blocks."""
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        pool: BlockPool,
+        decode: Decode,
+        eos_token_ids: frozenset[int],
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._pool = pool
+        self._decode = decode
+        self._eos = eos_token_ids
+        self._metrics = metrics
+        self._clock = clock
+        self._scheduler = Scheduler(pool, max_num_batched_tokens)
+        self._internal_ids = request_ids()
+        self._prewarming: set[RequestId] = set()
+        self.max_model_len = max_model_len
+        self.totals = StepTotals()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._scheduler.states)
+
+    def ledger(self) -> wire.Ledger:
+        return self._pool.ledger()
+
+    def check_integrity(self) -> None:
+        self._pool.check_integrity()
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, submission: Submission, outbox: Outbox | None) -> None:
+        """From now on it waits. Raises `BadRequest` for what can never run; then nothing changed."""
+        generation = submission.generation
+        sequences = [
+            SequenceState(
+                index,
+                submission.prompt,
+                TextStream(self._decode, submission.prompt),
+                StopStrings(generation.stop),
+                SequenceSampler(generation.sampling, index),
+            )
+            for index in range(generation.n)
+        ]
+        length, block_size = len(submission.prompt), self._pool.block_size
+        blocks = BlockRequest(
+            id=submission.id,
+            tier=submission.tier,
+            sequences=generation.n,
+            keys=[[] for _ in sequences],
+            blocks=[0 for _ in sequences],
+            # The last token is never computed: nothing comes after it.
+            max_blocks=-(-(length + generation.max_tokens - 1) // block_size),
+            prompt_blocks=length // block_size,
+            prompt_tokens=length,
+        )
+        state = RequestState(submission, blocks, sequences, outbox, self._clock())
+        try:
+            self._scheduler.add(state)
+        except UnknownTier as error:
+            raise BadRequest(str(error), param="vllm_xargs.cacheaware_tier", code="unknown_tier") from error
+        except NeverFits as error:
+            raise BadRequest(str(error), param="max_tokens", code="never_fits") from error
+
+    def abort(self, request_id: RequestId) -> None:
+        """Its client is gone: release everything, at whatever stage it is. Not live any more: nothing happens."""
+        if (state := self._scheduler.get(request_id)) is not None:
+            _abort_sequences(state)
+            self._scheduler.remove(state)
+            self._close(state)
+
+    def fail_all(self, error: Exception) -> None:
+        """The process is about to end: every live request ends with `error`. Blocks are not given back any more."""
+        for state in self._scheduler.states:
+            _abort_sequences(state)
+            self._close(state, error)
+
+    # -- quotas and public prefixes -----------------------------------------------------------------------------------
+
+    def set_quotas(self, quotas: wire.Quotas) -> wire.Ledger:
+        self._pool.set_quotas(quotas)
+        return self._pool.ledger()
+
+    def set_public(self, prefixes: Mapping[str, Sequence[int]]) -> wire.Ledger:
+        """Make these token prefixes public and compute what of them is not resident yet, in the steps to come."""
+        block_size = self._pool.block_size
+        keys: dict[str, list[BlockKey]] = {name: block_keys(tokens, block_size) for name, tokens in prefixes.items()}
+        self._pool.set_public(keys)
+        self._scheduler.refresh_keys()
+        for request_id in list(self._prewarming):
+            self.abort(request_id)
+        for name, tokens in prefixes.items():
+            if keys[name]:
+                self._prewarm(tuple(tokens[: len(keys[name]) * block_size]))
+        return self._pool.ledger()
+
+    def _prewarm(self, prompt: tuple[int, ...]) -> None:
+        """A request of the public share that computes `prompt` and makes one token that nobody reads."""
+        request_id = RequestId(f"public-{self._internal_ids()}")
+        generation = Generation(SamplingParams(temperature=0.0), max_tokens=1)
+        self.submit(Submission(request_id, PUBLIC, prompt, generation), outbox=None)
+        self._prewarming.add(request_id)
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One step; False if there was nothing to compute."""
+        started = self._clock()
+        step = self._scheduler.schedule()
+        self._account(step)
+        if not step.work:
+            return False
+        output = self._runner.forward(
+            [
+                SequenceWork(
+                    tokens=work.sequence.tokens[work.start : work.end],
+                    start=work.start,
+                    table=work.request.blocks.tables[work.sequence.index],
+                    sample=work.sample,
+                )
+                for work in step.work
+            ]
+        )
+        for copy in self._scheduler.complete(step):
+            self._runner.copy_block(copy.source, copy.target)
+        self._sample(step, output)
+        self.totals = self.totals.plus(
+            tokens=sum(work.end - work.start for work in step.work),
+            query_context=sum(query_context(work.start, work.end) for work in step.work),
+            kv_bytes_read=output.kv_bytes_read,
+            unique_kv_bytes=output.unique_kv_bytes,
+            seconds=self._clock() - started,
+        )
+        return True
+
+    def _account(self, step: Step) -> None:
+        """What scheduling decided, told to clients and metrics."""
+        for state in step.admitted:
+            if state.outbox is not None:
+                cached = state.cached_tokens or 0
+                state.outbox.admitted(cached)
+                self._metrics.admitted(len(state.submission.prompt), cached)
+        self._metrics.preempted(len(step.preempted))
+        for state, why in step.refused:
+            _abort_sequences(state)
+            self._close(state, BadRequest(f"quotas changed while the request waited: {why}", code="never_fits"))
+        for state, sequence in step.ended:
+            self._deliver(state, [_delta(sequence, _rest_of_text(sequence), tokens=0)])
+
+    def _sample(self, step: Step, output: StepOutput) -> None:
+        """One token for each sequence whose newest token was computed; a prompt's logits serve all its sequences."""
+        rows: list[int] = []
+        chosen: list[tuple[RequestState, SequenceState]] = []
+        for row, work in enumerate(work for work in step.work if work.sample):
+            sequences = work.request.sequences if work.sequence.generated == 0 else [work.sequence]
+            rows.extend(row for _ in sequences)
+            chosen.extend((work.request, sequence) for sequence in sequences)
+        if not chosen:
+            return
+        logits = output.logits if len(rows) == len(output.logits) else output.logits[torch.tensor(rows)]
+        banned = {
+            row: self._end_tokens(state.submission.generation)
+            for row, (state, sequence) in enumerate(chosen)
+            if sequence.generated < state.submission.generation.min_tokens
+        }
+        tokens = sample(logits, [sequence.sampler for _, sequence in chosen], banned)
+        now = self._clock()
+        deltas: dict[RequestId, list[Delta]] = {}
+        for (state, sequence), token in zip(chosen, tokens, strict=True):
+            deltas.setdefault(state.submission.id, []).append(self._accept(state, sequence, token, now))
+        for state in {state.submission.id: state for state, _ in chosen}.values():
+            self._deliver(state, deltas[state.submission.id])
+
+    def _accept(self, state: RequestState, sequence: SequenceState, token: int, now: float) -> Delta:
+        """The sequence has one more token; it may be its last."""
+        generation = state.submission.generation
+        sequence.tokens.append(token)
+        if state.outbox is not None:
+            self._metrics.generated(1)
+            if state.first_token is None:
+                self._metrics.first_token(now - state.arrived)
+            elif sequence.last_token is not None:
+                self._metrics.next_token(now - sequence.last_token)
+        state.first_token = now if state.first_token is None else state.first_token
+        sequence.last_token = now
+        text = ""
+        if token in self._end_tokens(generation) and sequence.generated > generation.min_tokens:
+            sequence.finish = Finish.STOP
+            sequence.stop_reason = token if token in generation.stop_token_ids else None
+        else:
+            text = sequence.text.push(token)
+            if sequence.generated >= generation.min_tokens:
+                text = sequence.stops.push(text)
+            if sequence.stops.matched is not None:
+                sequence.finish = Finish.STOP
+                sequence.stop_reason = sequence.stops.matched
+            elif sequence.generated >= generation.max_tokens:
+                sequence.finish = Finish.LENGTH
+        if sequence.finish is not None:
+            text += _rest_of_text(sequence)
+            self._scheduler.finish(state, sequence)
+        return _delta(sequence, text, tokens=1)
+
+    def _end_tokens(self, generation: Generation) -> frozenset[int]:
+        return generation.stop_token_ids if generation.ignore_eos else self._eos | generation.stop_token_ids
+
+    def _deliver(self, state: RequestState, deltas: list[Delta]) -> None:
+        if state.outbox is not None:
+            state.outbox.post(deltas)
+        if all(sequence.finish is not None for sequence in state.sequences):
+            self._close(state)
+
+    def _close(self, state: RequestState, error: Exception | None = None) -> None:
+        """Every sequence has ended: tell the client, count it, and say one line, with nothing of its text."""
+        if state.outbox is None:
+            self._prewarming.discard(state.submission.id)
+            return
+        state.outbox.close(error)
+        now = self._clock()
+        for sequence in state.sequences:
+            self._metrics.ended(sequence.finish or Finish.ABORT)
+        self._metrics.request_ended(now - state.arrived)
+        log.info(
+            "request",
+            extra=values(
+                id=state.submission.id,
+                label=state.submission.label or None,
+                tier=state.submission.tier or None,
+                prompt_tokens=len(state.submission.prompt),
+                cached_tokens=state.cached_tokens,
+                output_tokens=sum(sequence.generated for sequence in state.sequences),
+                finish=",".join(sequence.finish or Finish.ABORT for sequence in state.sequences),
+                preemptions=state.preemptions or None,
+                ttft_s=None if state.first_token is None else state.first_token - state.arrived,
+                seconds=now - state.arrived,
+                error=None if error is None else type(error).__name__,
+            ),
+        )
+
+
+def _abort_sequences(state: RequestState) -> None:
+    for sequence in state.sequences:
+        if sequence.finish is None:
+            sequence.finish = Finish.ABORT
+
+
+def _rest_of_text(sequence: SequenceState) -> str:
+    """What was held back for an unfinished character or a possible stop string."""
+    if sequence.stops.matched is not None:
+        return ""
+    return sequence.stops.push(sequence.text.flush()) + sequence.stops.flush()
+
+
+def _delta(sequence: SequenceState, text: str, tokens: int) -> Delta:
+    return Delta(sequence.index, text, tokens, sequence.finish, sequence.stop_reason)

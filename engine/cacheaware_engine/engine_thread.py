@@ -1,0 +1,179 @@
+"""Runs an `Engine` on a thread of its own, and lets the event loop talk to it.
+
+Whatever the servers want of the engine is a command, run between two steps, so no request ever waits on a lock in the
+middle of a step. After commands and steps the last ledger and step totals are published for whoever reads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from cacheaware_api.wire import Ledger
+
+from .engine import Engine
+from .errors import EngineBroke, Unavailable
+from .outbox import Outbox
+from .requests import RequestId, Submission
+from .step_reports import StepTotals
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_S = 0.02  # waiters and nothing admitted, which only time (retention) can change
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    run: Callable[[Engine], Any]
+    future: Future[Any]
+    priority: int | None = None  # of a submission; those that arrive for the same step start in this order
+
+
+class EngineThread:
+    """The step loop. Made on the event loop that its outboxes and followers belong to."""
+
+    def __init__(self, engine: Engine, on_death: Callable[[BaseException], None]) -> None:
+        """`on_death` is called on the event loop, once, if a step fails."""
+        self._engine = engine
+        self._on_death = on_death
+        self._loop = asyncio.get_running_loop()
+        self._commands: deque[_Command] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._followers: set[asyncio.Event] = set()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.death: BaseException | None = None
+        self.ledger: Ledger = engine.ledger()
+        self.totals: StepTotals = engine.totals
+        self.max_model_len = engine.max_model_len
+
+    # -- for the event loop -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self, error: Exception | None = None) -> None:
+        """End the loop after its current step; what is still live ends with `error`."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+        if error is not None and self.death is None:
+            self._engine.fail_all(error)
+
+    async def submit(self, submission: Submission) -> Outbox:
+        """The request waits or runs from now on. Raises `BadRequest` for what can never run."""
+        outbox = Outbox(self._loop)
+        command = self._enqueue(lambda engine: engine.submit(submission, outbox), submission.priority)
+        await asyncio.wrap_future(command.future)
+        return outbox
+
+    def abort(self, request_id: RequestId) -> None:
+        """Forget the request before the next step, whatever it is doing. It may have ended already."""
+        if self.death is None and not self._stopping:
+            self._enqueue(lambda engine: engine.abort(request_id))
+
+    async def call(self, command: Callable[[Engine], T]) -> T:
+        """Run `command` between two steps."""
+        result: T = await asyncio.wrap_future(self._enqueue(command).future)
+        return result
+
+    @contextmanager
+    def following(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever ledger or totals may have changed; the follower clears it."""
+        event = asyncio.Event()
+        self._followers.add(event)
+        try:
+            yield event
+        finally:
+            self._followers.discard(event)
+
+    def _enqueue(self, run: Callable[[Engine], Any], priority: int | None = None) -> _Command:
+        command = _Command(run, Future(), priority)
+        with self._wake:
+            if self.death is not None:
+                raise EngineBroke(f"the engine broke: {self.death}")
+            if self._stopping:
+                raise Unavailable("the engine is stopping")
+            self._commands.append(command)
+            self._wake.notify()
+        return command
+
+    def _notify(self) -> None:
+        for event in self._followers:
+            event.set()
+
+    # -- on the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            worked = False
+            while True:
+                commands = self._take(0 if worked else RETRY_S if self._engine.busy else None)
+                if self._stopping:
+                    break
+                self._execute(commands)
+                worked = self._engine.step() if self._engine.busy else False
+                if worked or commands:
+                    self._publish()
+            self._refuse(commands, Unavailable("the engine is stopping"))
+        except BaseException as error:
+            log.exception("a step failed; the engine stops")
+            self._die(error)
+
+    def _take(self, wait_s: float | None) -> list[_Command]:
+        """Commands given since the last call; waits for one at most so long, None: until one comes."""
+        with self._wake:
+            if not self._commands and not self._stopping and wait_s != 0:
+                self._wake.wait(wait_s)
+            commands = list(self._commands)
+            self._commands.clear()
+        return commands
+
+    def _execute(self, commands: list[_Command]) -> None:
+        for submissions, group in itertools.groupby(commands, key=lambda command: command.priority is not None):
+            for command in sorted(group, key=lambda command: command.priority or 0) if submissions else group:
+                if not command.future.set_running_or_notify_cancel():
+                    continue  # whoever asked for it is gone
+                try:
+                    command.future.set_result(command.run(self._engine))
+                except Exception as error:  # refused; it is the caller's to answer, and the loop goes on
+                    command.future.set_exception(error)
+
+    def _publish(self) -> None:
+        self.ledger, self.totals = self._engine.ledger(), self._engine.totals
+        if self._followers:
+            self._on_event_loop(self._notify)
+
+    def _die(self, error: BaseException) -> None:
+        with self._wake:
+            self.death = error
+            commands = list(self._commands)
+            self._commands.clear()
+        broke = EngineBroke(f"the engine broke: {error}")
+        self._refuse(commands, broke)
+        self._engine.fail_all(broke)
+        self._on_event_loop(self._on_death, error)
+        self._on_event_loop(self._notify)
+
+    def _refuse(self, commands: list[_Command], error: Exception) -> None:
+        for command in commands:
+            if command.future.set_running_or_notify_cancel():
+                command.future.set_exception(error)
+
+    def _on_event_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            log.debug("the event loop is closed already")

@@ -1,0 +1,96 @@
+"""A request on its way through the engine: its sequences, how far each is computed, and where its output goes.
+
+Plain state with the few rules that belong to one request. Who runs when is `scheduler.py`; blocks are `blocks/`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .blocks import BlockKey
+from .blocks import Request as BlockRequest
+from .detokenizer import StopStrings, TextStream
+from .outbox import Outbox
+from .requests import Finish, Submission
+
+if TYPE_CHECKING:
+    from .sampler import SequenceSampler
+
+
+class SequenceState:
+    """One sequence: prompt and output in `tokens`, of which the first `computed` have keys and values in blocks.
+
+    While it runs, all but the newest token are computed after a step; after preemption nothing is, and the tokens so
+    far are its prompt. Text and random state stay as they are, so nothing is said twice and a seed goes on.
+    """
+
+    __slots__ = (
+        "computed",
+        "finish",
+        "index",
+        "keys",
+        "last_token",
+        "prompt_length",
+        "sampler",
+        "stop_reason",
+        "stops",
+        "text",
+        "tokens",
+    )
+
+    def __init__(
+        self, index: int, prompt: tuple[int, ...], text: TextStream, stops: StopStrings, sampler: SequenceSampler
+    ) -> None:
+        self.index = index
+        self.tokens = list(prompt)
+        self.prompt_length = len(prompt)
+        self.computed = 0
+        self.keys: list[BlockKey] = []  # of the leading full blocks, as far as they were needed
+        self.text = text
+        self.stops = stops
+        self.sampler = sampler
+        self.finish: Finish | None = None
+        self.stop_reason: str | int | None = None
+        self.last_token: float | None = None  # when it came
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def uncomputed(self) -> int:
+        return len(self.tokens) - self.computed
+
+
+class RequestState:
+    """One submission: n sequences of one prompt, admitted and preempted together."""
+
+    __slots__ = (
+        "arrived",
+        "blocks",
+        "cached_tokens",
+        "first_token",
+        "forked",
+        "outbox",
+        "preemptions",
+        "sequences",
+        "submission",
+    )
+
+    def __init__(
+        self,
+        submission: Submission,
+        blocks: BlockRequest,
+        sequences: list[SequenceState],
+        outbox: Outbox | None,
+        now: float,
+    ) -> None:
+        self.submission = submission
+        self.blocks = blocks
+        self.sequences = sequences
+        self.outbox = outbox  # None: the engine's own request, to compute a public prefix
+        self.arrived = now
+        self.first_token: float | None = None
+        self.cached_tokens: int | None = None  # of the prompt, at first admission
+        self.forked = len(sequences) == 1  # sequences after the first exist once the prompt is computed
+        self.preemptions = 0
