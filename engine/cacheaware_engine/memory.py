@@ -14,7 +14,7 @@ from cacheaware_engine.errors import NotEnoughMemory
 
 
 def require_memory(*, weights: int, kv_cache: int, available: int | None) -> None:
-    """Refuse what does not fit, with the arithmetic. All in bytes; `available` None: not known, so nothing is refused."""
+    """Refuse what does not fit, with the arithmetic. All in bytes; `available` may be unknown: nothing is refused."""
     if available is None or weights + kv_cache <= available:
         return
     room = available - weights

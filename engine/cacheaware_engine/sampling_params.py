@@ -1,4 +1,4 @@
-"""How a request wants its next tokens chosen. Standard library only, so that servers can read requests without torch."""
+"""How a request wants its next tokens chosen. Standard library only: servers read requests before torch is there."""
 
 from __future__ import annotations
 
