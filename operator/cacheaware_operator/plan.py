@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cacheaware_api import wire
+from cacheaware_api.objects import PoolFile
 from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, KVCacheDtype
 from cacheaware_operator.fleet import Snapshot
 from cacheaware_operator.view import build_view, effective_percent
@@ -26,6 +27,18 @@ class Wanted:
     spec: CacheAwarePoolSpec
     api_keys: wire.ApiKeys = field(default_factory=lambda: wire.ApiKeys(()))
     prefix_texts: Mapping[str, str] = field(default_factory=dict)  # by the prefix's name
+
+    @classmethod
+    def from_file(cls, file: PoolFile, *, uid: str, generation: int) -> Wanted:
+        return cls(
+            namespace=file.namespace,
+            name=file.pool.metadata.name,
+            uid=uid,
+            generation=generation,
+            spec=file.pool.spec,
+            api_keys=file.api_keys,
+            prefix_texts={prefix.name: prefix.text for prefix in file.public_prefixes},
+        )
 
 
 @dataclass(frozen=True, slots=True)

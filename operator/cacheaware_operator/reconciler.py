@@ -1,0 +1,102 @@
+"""One loop for one pool: observe, plan, apply, tell the status. Everything it decides is in the pure modules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from cacheaware_api import wire
+from cacheaware_api.status import CacheAwarePoolStatus
+from cacheaware_operator.fleet import Fleet, Snapshot
+from cacheaware_operator.plan import Wanted, plan_pool
+from cacheaware_operator.status import pool_status
+
+log = logging.getLogger(__name__)
+
+BUSY_SECONDS = 0.2  # between passes while something is on its way: an edit should show at once
+CALM_SECONDS = 1.0  # otherwise; a pass costs two small requests a replica
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one turn of the loop found and decided."""
+
+    wanted: Wanted
+    view: wire.View  # that the replicas are given
+    snapshot: Snapshot
+    status: CacheAwarePoolStatus
+
+    @property
+    def settled(self) -> bool:
+        """Every wanted replica is ready and its engine has acknowledged the view."""
+        replicas = self.snapshot.replicas
+        return len(replicas) == self.wanted.spec.replicas and all(
+            replica.ready and replica.status is not None and replica.status.applied == self.view.revision
+            for replica in replicas
+        )
+
+
+class Reconciler:
+    """Keeps a fleet as wanted. `publish` gets every pass; `now` is the wall clock, for the status's times."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        wanted: Wanted,
+        *,
+        publish: Callable[[Pass], None],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._fleet = fleet
+        self._wanted = wanted
+        self._publish = publish
+        self._now = now
+        self._wake = asyncio.Event()
+        self._status: CacheAwarePoolStatus | None = None
+
+    @property
+    def wanted(self) -> Wanted:
+        return self._wanted
+
+    def want(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again now: something has changed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Reconcile until cancelled. A full disk or a lost file is logged and tried again at the next pass."""
+        while True:
+            self._wake.clear()
+            settled = False
+            try:
+                settled = (await self.reconcile()).settled
+            except OSError:
+                log.exception("could not reconcile; trying again")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CALM_SECONDS if settled else BUSY_SECONDS):
+                    await self._wake.wait()
+
+    async def reconcile(self) -> Pass:
+        """One turn."""
+        wanted = self._wanted  # it may change while we wait
+        snapshot = await self._fleet.observe()
+        plan = plan_pool(wanted, snapshot)
+        await self._fleet.apply(plan)
+        self._status = pool_status(
+            wanted,
+            plan.view.revision,
+            {tier.name: tier.effective_percent for tier in plan.view.tiers},
+            snapshot,
+            self._status,
+            self._now(),
+        )
+        done = Pass(wanted, plan.view, snapshot, self._status)
+        self._publish(done)
+        return done
