@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from cacheaware_api.schema import AnnotationMap, DnsLabel, DnsSubdomain, LabelMap, Line, SpecModel, StrictInt
+from cacheaware_api.schema import AnnotationMap, Count, DnsLabel, DnsSubdomain, LabelMap, Line, SpecModel
 
 
 class ObjectMeta(SpecModel):
@@ -17,10 +17,10 @@ class ObjectMeta(SpecModel):
     annotations: AnnotationMap | None = None
     uid: Line | None = None
     resource_version: Line | None = None
-    generation: StrictInt | None = None
+    generation: Count | None = None
     creation_timestamp: Line | None = None
     deletion_timestamp: Line | None = None
-    deletion_grace_period_seconds: StrictInt | None = None
+    deletion_grace_period_seconds: Count | None = None
     finalizers: tuple[Line, ...] = ()
     owner_references: tuple[Any, ...] = ()
     managed_fields: tuple[Any, ...] = ()

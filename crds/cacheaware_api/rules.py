@@ -7,11 +7,13 @@ field's own error says that. The messages are constants, because the API server 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from cacheaware_api import defaults, durations, engine_flags
 from cacheaware_api.engine_flags import EngineType as EngineType
+from cacheaware_api.schema import DNS_LABEL
 from cacheaware_api.wire import IdentityType, Sharing
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -133,7 +135,8 @@ def _default_tier(spec: Mapping[str, Any]) -> Iterator[Broken]:
     default = spec.get("defaultTier")
     names = [tier["name"] for _, tier in _items(spec.get("tiers")) if isinstance(tier.get("name"), str)]
     if isinstance(default, str) and names and default not in names:
-        yield Broken(("defaultTier",), DEFAULT_TIER_EXISTS, f"choose one of {', '.join(names)}")
+        good = [name for name in names if len(name) <= 63 and re.fullmatch(DNS_LABEL, name)]
+        yield Broken(("defaultTier",), DEFAULT_TIER_EXISTS, f"choose one of {', '.join(good)}" if good else "name one")
 
 
 # -- sharing, prefixes, identity, rebalancing -------------------------------------------------------------------------

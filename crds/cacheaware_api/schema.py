@@ -20,11 +20,16 @@ NULL = "must not be null"
 LEAVE_OUT = "leave the field out, or give it a value"
 
 
+def _field_name(name: str) -> str:
+    """The object's name of a Python field: `from_` → `from`, `max_model_len` → `maxModelLen`."""
+    return to_camel(name.removesuffix("_"))
+
+
 class StatusModel(BaseModel):
     """A part of the status: written by us from Python, so it also takes Python's names."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel,
+        alias_generator=_field_name,
         validate_by_alias=True,
         validate_by_name=True,
         serialize_by_alias=True,
@@ -38,7 +43,7 @@ class SpecModel(BaseModel):
     """A part of what users write: unknown fields are refused, and null, which merge patches and Helm use to delete."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel,
+        alias_generator=_field_name,
         validate_by_alias=True,
         validate_by_name=False,
         serialize_by_alias=True,
@@ -121,7 +126,7 @@ LabelMap: TypeAlias = Annotated[
 AnnotationMap: TypeAlias = Annotated[
     dict[
         Annotated[StrictStr, Field(min_length=1, max_length=317, pattern=QUALIFIED_NAME)],
-        Annotated[StrictStr, Field(max_length=16384)],
+        Annotated[StrictStr, Field(max_length=262_144, pattern=TEXT)],
     ],
     Field(max_length=64),
 ]

@@ -56,7 +56,7 @@ class TierStatus(StatusModel):
 class QuotaMove(StatusModel):
     """One share that rebalancing moved."""
 
-    from_: TierName = Field(alias="from", description="Tier that gave.")
+    from_: TierName = Field(description="Tier that gave.")
     to: TierName = Field(description="Tier that got.")
     percent: Percent = Field(description="Share of the cache that moved.")
     reason: Annotated[StrictStr, Field(min_length=1, max_length=256)] = Field(description="Why it moved.")

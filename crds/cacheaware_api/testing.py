@@ -1,0 +1,146 @@
+"""Hypothesis strategies that several test suites draw from: valid pools, and views of them.
+
+A pool from `pools()` is a plain object, as YAML would give it: the models take it, and so must an API server that has
+the CRD.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from cacheaware_api import durations, wire
+from cacheaware_api.rules import RESERVED_TIER_NAMES
+
+names = st.from_regex(r"[a-z]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True).filter(
+    lambda name: name not in RESERVED_TIER_NAMES
+)
+duration_texts = st.integers(min_value=1, max_value=86_400_000).map(lambda value: durations.duration(value / 1000))
+
+
+@st.composite
+def shares(draw: st.DrawFn, count: int, whole: int = 100) -> list[int]:
+    """`count` percentages that sum to at most `whole`; zeros and a full whole are common."""
+    cuts = sorted(draw(st.lists(st.integers(0, whole), min_size=count, max_size=count)))
+    return [after - before for before, after in zip([0, *cuts], cuts, strict=False)]
+
+
+@st.composite
+def tiers(draw: st.DrawFn, name: str, nominal: int) -> dict[str, Any]:
+    """A tier of a pool, with optional fields left out at random."""
+    quota = {"nominalPercent": nominal} if nominal or draw(st.booleans()) else {}
+    quota |= draw(
+        st.fixed_dictionaries(
+            {},
+            optional={"borrowingLimitPercent": st.integers(0, 100), "lendingLimitPercent": st.integers(0, nominal)},
+        )
+    )
+    sla: dict[str, Any] = draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "timeToFirstToken": duration_texts,
+                "timePerOutputToken": duration_texts,
+                "attainmentPercent": st.integers(1, 100),
+            },
+        )
+    )
+    most = durations.milliseconds(sla["timeToFirstToken"]) // 2 if "timeToFirstToken" in sla else 10_000
+    window = st.integers(0, most).map(lambda value: durations.duration(value / 1000))
+    return {"name": name, "quota": quota, "sla": sla} | draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "priority": st.integers(-1_000_000, 1_000_000),
+                "weight": st.integers(1, 1000),
+                "batchingWindow": window,
+                "retention": duration_texts,
+                "admission": st.sampled_from(["Queue", "Reject"]),
+            },
+        )
+    )
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> dict[str, Any]:
+    """A valid CacheAwarePool."""
+    tier_names = draw(st.lists(names, min_size=1, max_size=16, unique=True))
+    public, *nominal = draw(shares(len(tier_names) + 1))
+    spec: dict[str, Any] = {
+        "model": {"name": draw(names), "source": draw(st.sampled_from(["pypi://a-model", "hf://org/model@main"]))},
+        "engine": {"type": draw(st.sampled_from(["Torch", "VLLM"]))},
+        "tiers": [draw(tiers(name, percent)) for name, percent in zip(tier_names, nominal, strict=True)],
+        "identity": draw(
+            st.sampled_from(
+                [
+                    {"type": "Open"},
+                    {"type": "APIKeys", "apiKeys": {"secretRef": {"name": "keys"}}},
+                    {"type": "TrustedHeaders", "trustedHeaders": {"secretRef": {"name": "gateway"}}},
+                ]
+            )
+        ),
+    }
+    if public:
+        spec["publicPercent"] = public
+        prefix_names = draw(st.lists(names, max_size=3, unique=True))
+        spec["publicPrefixes"] = [{"name": name, "text": "You are helpful."} for name in prefix_names]
+    open_to_all = spec["identity"]["type"] == "Open"
+    spec |= draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "replicas": st.integers(0, 100),
+                "defaultTier": st.sampled_from(tier_names),
+                "sharing": st.sampled_from(
+                    ["Pool", "Tier", "None"] if open_to_all else ["Pool", "Tier", "Tenant", "None"]
+                ),
+                "rebalancing": st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "mode": st.sampled_from(["Auto", "DryRun", "Off"]),
+                        "interval": st.just("1m"),
+                        "maxStepPercent": st.integers(1, 100),
+                        "minGainPercent": st.integers(0, 100),
+                    },
+                ),
+            },
+        )
+    )
+    return {
+        "apiVersion": "cacheaware.dev/v1alpha1",
+        "kind": "CacheAwarePool",
+        "metadata": {"name": draw(names)},
+        "spec": spec,
+    }
+
+
+@st.composite
+def views(draw: st.DrawFn) -> wire.View:
+    """A view whose nominal and effective shares differ as rebalancing may make them differ."""
+    tier_names = draw(st.lists(names, min_size=1, max_size=8, unique=True))
+    public, *nominal = draw(shares(len(tier_names) + 1))
+    effective = draw(st.one_of(st.just(nominal), shares(len(tier_names), 100 - public)))
+    return wire.View(
+        revision=wire.Revision("uid", draw(st.integers(0, 1000))),
+        model="model",
+        tiers=tuple(
+            wire.ViewTier(
+                name=name,
+                priority=draw(st.integers(-10, 10)),
+                weight=draw(st.integers(1, 10)),
+                quota=wire.ViewQuota(
+                    nominal_percent=share,
+                    borrowing_limit_percent=draw(st.none() | st.integers(0, 100)),
+                    lending_limit_percent=draw(st.none() | st.integers(0, 100)),
+                ),
+                sla=wire.ViewSLA(),
+                effective_percent=aim,
+                retention=draw(st.none() | duration_texts),
+            )
+            for name, share, aim in zip(tier_names, nominal, effective, strict=True)
+        ),
+        sharing=draw(st.sampled_from(wire.Sharing)),
+        identity=wire.ViewIdentity(draw(st.sampled_from(wire.IdentityType))),
+        public_percent=public,
+    )
