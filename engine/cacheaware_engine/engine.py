@@ -54,7 +54,6 @@ class Engine:
         pool: BlockPool,
         decode: Decode,
         eos_token_ids: frozenset[int],
-        max_model_len: int,
         max_num_batched_tokens: int,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
@@ -68,7 +67,6 @@ class Engine:
         self._scheduler = Scheduler(pool, max_num_batched_tokens)
         self._internal_ids = request_ids()
         self._prewarming: set[RequestId] = set()
-        self.max_model_len = max_model_len
         self.totals = StepTotals()
 
     @property
@@ -199,7 +197,7 @@ class Engine:
             _abort_sequences(state)
             self._close(state, BadRequest(f"quotas changed while the request waited: {why}", code="never_fits"))
         for state, sequence in step.ended:
-            self._deliver(state, [_delta(sequence, _rest_of_text(sequence), tokens=0)])
+            self._deliver(state, [_delta(state, sequence, _rest_of_text(sequence), tokens=0)])
 
     def _sample(self, step: Step, output: StepOutput) -> None:
         """One token for each sequence whose newest token was computed; a prompt's logits serve all its sequences."""
@@ -217,6 +215,7 @@ class Engine:
             for row, (state, sequence) in enumerate(chosen)
             if sequence.generated < state.submission.generation.min_tokens
         }
+        banned = {row: tokens for row, tokens in banned.items() if tokens}
         tokens = sample(logits, [sequence.sampler for _, sequence in chosen], banned)
         now = self._clock()
         deltas: dict[RequestId, list[Delta]] = {}
@@ -253,7 +252,7 @@ class Engine:
         if sequence.finish is not None:
             text += _rest_of_text(sequence)
             self._scheduler.finish(state, sequence)
-        return _delta(sequence, text, tokens=1)
+        return _delta(state, sequence, text, tokens=1)
 
     def _end_tokens(self, generation: Generation) -> frozenset[int]:
         return generation.stop_token_ids if generation.ignore_eos else self._eos | generation.stop_token_ids
@@ -305,5 +304,5 @@ def _rest_of_text(sequence: SequenceState) -> str:
     return sequence.stops.push(sequence.text.flush()) + sequence.stops.flush()
 
 
-def _delta(sequence: SequenceState, text: str, tokens: int) -> Delta:
-    return Delta(sequence.index, text, tokens, sequence.finish, sequence.stop_reason)
+def _delta(state: RequestState, sequence: SequenceState, text: str, tokens: int) -> Delta:
+    return Delta(state.submission.first_index + sequence.index, text, tokens, sequence.finish, sequence.stop_reason)

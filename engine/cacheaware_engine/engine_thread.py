@@ -55,7 +55,6 @@ class EngineThread:
         self.death: BaseException | None = None
         self.ledger: Ledger = engine.ledger()
         self.totals: StepTotals = engine.totals
-        self.max_model_len = engine.max_model_len
 
     # -- for the event loop -------------------------------------------------------------------------------------------
 
@@ -72,12 +71,13 @@ class EngineThread:
         if error is not None and self.death is None:
             self._engine.fail_all(error)
 
-    async def submit(self, submission: Submission) -> Outbox:
+    def outbox(self, requests: int) -> Outbox:
+        return Outbox(self._loop, requests)
+
+    async def submit(self, submission: Submission, outbox: Outbox) -> None:
         """The request waits or runs from now on. Raises `BadRequest` for what can never run."""
-        outbox = Outbox(self._loop)
         command = self._enqueue(lambda engine: engine.submit(submission, outbox), submission.priority)
         await asyncio.wrap_future(command.future)
-        return outbox
 
     def abort(self, request_id: RequestId) -> None:
         """Forget the request before the next step, whatever it is doing. It may have ended already."""

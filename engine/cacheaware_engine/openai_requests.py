@@ -7,6 +7,7 @@ servers do. Pure: no I/O, no tokenizer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -324,8 +325,11 @@ def _placement(fields: Fields) -> Placement:
         refuse("vllm_xargs", "an object", extra)
     own = Fields(extra or {}, "vllm_xargs.")
     own.text("cacheaware_group", 256)  # checked here, used where requests are grouped
+    tier = own.text("cacheaware_tier", 63)
+    if tier is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", tier):
+        refuse("vllm_xargs.cacheaware_tier", "a tier's name (lower-case letters, digits and hyphens)", tier)
     return Placement(
-        tier=own.text("cacheaware_tier", 63),
+        tier=tier,
         salt=(fields.text("cache_salt", 1024) or "").encode(),
         priority=fields.integer("priority", 0, -(2**31), 2**31 - 1),
     )

@@ -1,6 +1,6 @@
-"""One request's output on its way from the step loop to the handler that answers its client.
+"""The output of one API call on its way from the step loop to the handler that answers its client.
 
-The step loop posts and never waits. What a slow client has not taken yet is merged, so a request holds its text once,
+The step loop posts and never waits. What a slow client has not taken yet is merged, so a call holds its text once,
 however many steps it took.
 """
 
@@ -18,19 +18,20 @@ from .requests import Delta
 class Outbox:
     """Written by the step loop's thread, read by one task of the event loop it was made for."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, requests: int = 1) -> None:
+        """`requests`: how many requests of the engine post here; the call has ended when all of them have."""
         self._loop = loop
+        self._open = requests
         self._lock = threading.Lock()
         self._deltas: dict[int, Delta] = {}
-        self._ended = False
         self._error: Exception | None = None
         self._ready = asyncio.Event()
         self._woken = False
         self.cached_tokens = 0
 
     def admitted(self, cached_tokens: int) -> None:
-        """The request runs; so many tokens of its prompt were computed already."""
-        self.cached_tokens = cached_tokens
+        """A request runs for the first time; so many tokens of its prompt were computed already."""
+        self.cached_tokens += cached_tokens
 
     def post(self, deltas: Iterable[Delta]) -> None:
         with self._lock:
@@ -40,14 +41,15 @@ class Outbox:
             self._wake()
 
     def close(self, error: Exception | None = None) -> None:
-        """Nothing more comes; a reader gets what is there, then the end or the error. A second call does nothing."""
+        """A request ended. After the last one, or the first error, a reader gets what is there and then that."""
         with self._lock:
-            if not self._ended:
-                self._ended, self._error = True, error
+            self._open -= 1
+            self._error = self._error or error
+            if self._open <= 0 or error is not None:
                 self._wake()
 
     async def take(self) -> list[Delta]:
-        """What came since the last call; empty once the request has ended. Raises the error it ended with."""
+        """What came since the last call; empty once the call has ended. Raises the error it ended with."""
         while True:
             await self._ready.wait()
             with self._lock:
@@ -56,7 +58,7 @@ class Outbox:
                     return deltas
                 if self._error is not None:
                     raise self._error
-                if self._ended:
+                if self._open <= 0:
                     return []
                 self._ready.clear()
                 self._woken = False

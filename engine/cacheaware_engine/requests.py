@@ -49,6 +49,8 @@ class Submission:
     salt: bytes = b""
     priority: int = 0
     """Lower goes first among requests that arrived for the same step."""
+    first_index: int = 0
+    """What its first sequence is called in deltas: one call may be several submissions into one outbox."""
     label: str = ""
     """The caller's own id, for logs; ids that decide anything are ours."""
 
