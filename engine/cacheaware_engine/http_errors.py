@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from .errors import BadRequest, NotServed, RequestError, Unavailable
 from .openai_responses import error_json
 from .requests import request_ids
 
 log = logging.getLogger(__name__)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 LABEL = "label"  # key of a request's own id among its values
 REQUEST_ID = "x-request-id"
@@ -35,7 +33,7 @@ class MethodNotAllowed(RequestError):
     type = "invalid_request_error"
 
 
-def error_middleware() -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def error_middleware() -> Middleware:
     """Answers whatever a handler raises; keeps the caller's request id as a label, or gives it one."""
     mint = request_ids()
 

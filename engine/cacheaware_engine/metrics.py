@@ -24,12 +24,13 @@ FINISHED_REASON = "finished_reason"
 
 
 class Metrics:
-    """What the engine counts. Made for one model; `ledger` answers None while it loads."""
+    """What the engine counts. Made for one model, before it is loaded."""
 
-    def __init__(self, model_name: str, ledger: Callable[[], Ledger | None], cache_dtype: Callable[[], str]) -> None:
+    def __init__(self, model_name: str, cache_dtype: str = "auto") -> None:
         self.registry = CollectorRegistry()
         self._model = {"model_name": model_name}
-        self.registry.register(_LedgerGauges(model_name, ledger, cache_dtype))
+        self._gauges = _LedgerGauges(model_name, cache_dtype)
+        self.registry.register(self._gauges)
         self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self._preemptions = self._counter("vllm:num_preemptions", "Times a request lost its blocks and started again.")
@@ -52,6 +53,10 @@ class Metrics:
         self._whole = self._histogram(
             "vllm:e2e_request_latency_seconds", "From arrival to the end of a request.", WHOLE_BUCKETS
         )
+
+    def follow(self, ledger: Callable[[], Ledger]) -> None:
+        """From now on there is a ledger to read gauges from."""
+        self._gauges.ledger = ledger
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
@@ -91,16 +96,17 @@ class Metrics:
 class _LedgerGauges(Collector):
     """Gauges read from the last ledger at each scrape; absent while the model loads."""
 
-    def __init__(self, model_name: str, ledger: Callable[[], Ledger | None], cache_dtype: Callable[[], str]) -> None:
-        self._model_name, self._ledger, self._cache_dtype = model_name, ledger, cache_dtype
+    def __init__(self, model_name: str, cache_dtype: str) -> None:
+        self._model_name, self._cache_dtype = model_name, cache_dtype
+        self.ledger: Callable[[], Ledger] | None = None
 
     def describe(self) -> Iterator[Metric]:
         return iter(())  # otherwise registration would collect once, before there is a ledger
 
     def collect(self) -> Iterator[Metric]:
-        ledger = self._ledger()
-        if ledger is None:
+        if self.ledger is None:
             return
+        ledger = self.ledger()
         held = ledger.public.held + sum(tier.held for tier in ledger.tiers.values())
         gauges = (
             ("vllm:num_requests_running", "Requests that hold blocks.", ledger.running),
@@ -115,7 +121,7 @@ class _LedgerGauges(Collector):
             "model_name": self._model_name,
             "block_size": str(ledger.block_size),
             "num_gpu_blocks": str(ledger.capacity),
-            "cache_dtype": self._cache_dtype(),
+            "cache_dtype": self._cache_dtype,
             "enable_prefix_caching": "True",
         }
         config = GaugeMetricFamily("vllm:cache_config_info", "Shape of the KV cache.", labels=list(info))

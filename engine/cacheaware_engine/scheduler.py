@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .blocks import ROOT, Admitted, BlockId, BlockKey, BlockPool, Ended, Grown, Yielded, next_key
+from .blocks import ROOT, Admitted, BlockId, BlockKey, BlockPool, Ended, Grown, Stage, Yielded, next_key
 from .blocks import Request as BlockRequest
 from .requests import Finish, RequestId
 from .sequences import RequestState, SequenceState
@@ -90,9 +90,8 @@ class Scheduler:
 
     def refresh_keys(self) -> None:
         """The public prefixes changed: what waits looks for blocks under its new keys."""
-        running = {request.id for request in self._pool.running}
         for state in self._states.values():
-            if state.submission.id not in running:
+            if not self._is_running(state):
                 for sequence in state.sequences:
                     sequence.keys.clear()
                 self._describe(state)
@@ -137,6 +136,7 @@ class Scheduler:
                         case Yielded():
                             self._suspend([*growth.preempted, state.blocks], step)
                         case Ended():
+                            self._suspend(growth.preempted, step)
                             sequence.finish = Finish.LENGTH
                             step.ended.append((state, sequence))
                             self.finish(state, sequence)
@@ -192,7 +192,7 @@ class Scheduler:
         return [self._states[RequestId(request.id)] for request in self._pool.running]
 
     def _is_running(self, state: RequestState) -> bool:
-        return any(state.blocks.tables)
+        return state.blocks.stage is Stage.RUNNING
 
     def _lacks_block(self, state: RequestState, sequence: SequenceState) -> bool:
         if sequence.uncomputed != 1 or not (state.forked or sequence is state.sequences[0]):

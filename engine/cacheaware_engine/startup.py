@@ -1,0 +1,104 @@
+"""From settings to a ready engine: fetch the model, check that it fits, load it, give it its blocks.
+
+Runs on a thread of its own while the servers already answer. Raises an `EngineError` that says what to change.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from . import memory, model_source
+from .blocks import BlockPool
+from .chat import Tokenizer
+from .compute_dtype import torch_dtype
+from .engine import Engine
+from .errors import NotEnoughMemory
+from .loader import load_model, weight_bytes
+from .logs import values
+from .metrics import Metrics
+from .model_config import ModelConfig, read_config
+from .openai_requests import Limits
+from .runner import ModelRunner
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    engine: Engine
+    tokenizer: Tokenizer
+    limits: Limits
+    max_model_len: int
+
+
+def load(settings: Settings, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> LoadedEngine:
+    """Load the model named by the settings. Takes seconds to minutes; nothing else may use torch meanwhile."""
+    started = clock()
+    torch.set_num_threads(settings.threads)
+    folder = model_source.fetch(settings.model, on_progress=_say)
+    config = read_config(folder)
+    max_model_len = config.context(settings.max_model_len)
+    dtype = torch_dtype(settings.dtype)
+    num_blocks = blocks_in(settings, config, dtype)
+    memory.require_memory(
+        weights=weight_bytes(folder, config, dtype),
+        kv_cache=num_blocks * settings.block_size * config.kv_bytes_per_token(dtype.itemsize),
+        available=memory.available_memory(),
+    )
+    model = load_model(folder, settings.dtype)
+    runner = ModelRunner(model.network, num_blocks, settings.block_size)
+    pool = BlockPool(
+        num_blocks, settings.block_size, settings.max_num_seqs, bytes_per_token=runner.bytes_per_token, clock=clock
+    )
+    tokenizer = Tokenizer(model.tokenizer)
+    engine = Engine(
+        runner=runner,
+        pool=pool,
+        decode=tokenizer.decode,
+        eos_token_ids=model.eos_token_ids,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        metrics=metrics,
+        clock=clock,
+    )
+    log.info(
+        "model ready",
+        extra=values(
+            model=settings.served_model_name,
+            dtype=str(dtype).removeprefix("torch."),
+            threads=settings.threads,
+            blocks=num_blocks,
+            block_size=settings.block_size,
+            max_model_len=max_model_len,
+            seconds=clock() - started,
+        ),
+    )
+    if num_blocks * settings.block_size < max_model_len:
+        log.warning(
+            "the KV cache holds fewer tokens than the context: requests that need more are refused",
+            extra=values(cache_tokens=num_blocks * settings.block_size, max_model_len=max_model_len),
+        )
+    return LoadedEngine(engine, tokenizer, Limits(runner.vocab_size, settings.max_num_seqs), max_model_len)
+
+
+def blocks_in(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> int:
+    """How many blocks the settings ask for."""
+    if settings.num_kv_blocks is not None:
+        return settings.num_kv_blocks
+    block_bytes = settings.block_size * config.kv_bytes_per_token(dtype.itemsize)
+    blocks = settings.kv_cache_memory // block_bytes
+    if blocks < 2:
+        raise NotEnoughMemory(
+            f"--kv-cache-memory {settings.kv_cache_memory} is not enough for two blocks of {settings.block_size} tokens "
+            f"({block_bytes} bytes each): give at least {2 * block_bytes}"
+        )
+    return blocks
+
+
+def _say(text: str, fraction: float | None) -> None:
+    log.info("%s", text, extra=values(done=None if fraction is None else f"{fraction:.0%}"))
