@@ -44,6 +44,7 @@ class Reason(StrEnum):
     NO_FIRST_BYTE = "no-first-byte"
     REQUEST_TIMEOUT = "request-timeout"
     IDLE_TIMEOUT = "idle-timeout"
+    STALE_VIEW = "stale-view"  # control side only
     INTERNAL = "internal"
 
 

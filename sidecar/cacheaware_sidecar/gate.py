@@ -71,12 +71,12 @@ class Gate:
             limit = min(limit, request.deadline - self._clock())
         try:
             async with asyncio.timeout(max(0.0, limit)):
-                return await asyncio.shield(place) if not place.done() else place.result()
+                return await place
         except TimeoutError:
             if limit < patience:
                 raise self._too_busy(request) from None
             raise TooLate(
-                f"the request waited {patience:g} s for its turn (--request-timeout): try again later, or use another tier",
+                f"the request waited {patience:g} s for its turn (--request-timeout): try again later",
                 reason=Reason.REQUEST_TIMEOUT,
             ) from None
 

@@ -33,7 +33,7 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-# What we decide about an answer ourselves: its length and coding (the client library has decoded it), its id, its date.
+# What we decide about an answer ourselves: its length and coding (it was decoded on the way in), its id, its date.
 _OURS = frozenset(
     {"content-length", "content-encoding", "x-request-id", "server", "date", "set-cookie", "server-timing"}
 )
@@ -93,7 +93,7 @@ def parse_generation(data: bytes) -> Asked:
 
 
 def for_engine(asked: Asked, *, tier: str, priority: int, salt: str) -> bytes:
-    """The body that the engine gets. `priority` is the tier's: higher is more important, the engine's sign is opposite."""
+    """The body that the engine gets. `priority` is the tier's, higher first; for the engine lower is first."""
     body = {name: value for name, value in asked.body.items() if name not in PRIVATE}
     body["priority"] = -priority
     body["cache_salt"] = salt

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NoReturn, cast
+from typing import Literal, NoReturn
 from urllib.parse import urlsplit
 
 LogFormat = Literal["console", "json"]
@@ -148,4 +148,4 @@ def _socket_path(text: str) -> Path:
         raise argparse.ArgumentTypeError(
             f"{text!r} is longer than the {_LONGEST_UNIX_PATH} bytes a socket path may have"
         )
-    return cast(Path, Path(text))
+    return Path(text)

@@ -1,0 +1,54 @@
+"""Log lines for people (`console`) or machines (`json`): a message and named values, never a prompt and never a key."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import sys
+from typing import Any
+
+from cacheaware_sidecar.settings import LogFormat, LogLevel
+
+ROOT = "cacheaware_sidecar"
+
+
+def configure(level: LogLevel, log_format: LogFormat) -> None:
+    """Send this package's log to stderr; libraries say only what is wrong."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if log_format == "json" else ConsoleLines())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger(ROOT).setLevel(level.upper())
+    logging.captureWarnings(True)
+
+
+def values(**named: Any) -> dict[str, Any]:
+    """`log.info("…", extra=values(tier="gold"))`; what is None is left out."""
+    return {"values": {name: value for name, value in named.items() if value is not None}}
+
+
+class ConsoleLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
+        named = "".join(f" {name}={_plain(value)}" for name, value in getattr(record, "values", {}).items())
+        line = f"{time} {record.levelname.lower():7} {record.getMessage()}{named}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line: dict[str, Any] = {
+            "time": time.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            **getattr(record, "values", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _plain(value: Any) -> str:
+    text = f"{value:.1f}" if isinstance(value, float) else str(value)
+    return text if text and text.isprintable() and " " not in text else json.dumps(text)

@@ -1,0 +1,336 @@
+"""The data path: one request from its first header to its last byte.
+
+    identity → body → tier, salt, prefix key → the engine usable? → a place in the queue → forward → relay → record
+
+Decisions are those of the modules named; here they are only put in order, and whatever ends a request (an answer, an
+error, the client leaving at any moment) gives everything back once and is recorded once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+import uuid
+from collections.abc import Callable
+
+import aiohttp
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from cacheaware_api import wire
+from cacheaware_sidecar import relay, upstream
+from cacheaware_sidecar.costs import OutputLengths, actual_cost, expected_cost
+from cacheaware_sidecar.dispatch import Dispatch
+from cacheaware_sidecar.engine_link import EngineLink
+from cacheaware_sidecar.errors import BadRequest, EngineBroke, NoEngine, Reason, Refusal, TooLarge, TooLate
+from cacheaware_sidecar.fair_queue import Waiting
+from cacheaware_sidecar.gate import Gate
+from cacheaware_sidecar.identity import Caller, identify
+from cacheaware_sidecar.prefix_index import PrefixIndex
+from cacheaware_sidecar.prefix_key import PrefixKey, prefix_key
+from cacheaware_sidecar.record import Outcome, Record, Recorder
+from cacheaware_sidecar.relay import StreamRelay
+from cacheaware_sidecar.rewrite import (
+    Asked,
+    for_engine,
+    label,
+    parse_generation,
+    parse_object,
+    request_headers,
+    response_headers,
+    without_private,
+)
+from cacheaware_sidecar.salt import cache_salt
+from cacheaware_sidecar.secret_files import Secrets
+from cacheaware_sidecar.settings import Settings
+from cacheaware_sidecar.tiers import choose_tier, loosened, promise_of
+from cacheaware_sidecar.traffic import Traffic
+from cacheaware_sidecar.view_source import ViewSource
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A request that is ready to queue."""
+
+    asked: Asked
+    tier: wire.ViewTier
+    salt: str
+    key: PrefixKey | None
+    waiting: Waiting
+
+
+class Proxy:
+    def __init__(
+        self,
+        settings: Settings,
+        session: aiohttp.ClientSession,
+        *,
+        views: ViewSource,
+        secrets: Callable[[], Secrets],
+        link: EngineLink,
+        gate: Gate,
+        index: PrefixIndex,
+        traffic: Traffic,
+        recorder: Recorder,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._session = session
+        self._views = views
+        self._secrets = secrets
+        self._link = link
+        self._gate = gate
+        self._index = index
+        self._traffic = traffic
+        self._recorder = recorder
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._outputs = OutputLengths()
+
+    # -- paths ---------------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """`/v1/chat/completions`, `/v1/completions`."""
+        record = self._record(request)
+        try:
+            with self._traffic.request():
+                return await self._generate(request, record)
+        except Refusal as refusal:
+            record.refused(refusal)
+            if isinstance(refusal, (NoEngine, EngineBroke)):
+                self._link.doubt()
+            return _with_ours(relay.refusal_response(refusal), record)
+        except (asyncio.CancelledError, ConnectionError):  # the client has left
+            record.ended(Outcome.CANCELLED)
+            raise
+        finally:
+            self._recorder.finish(record)
+
+    async def pass_through(self, request: web.Request) -> web.StreamResponse:
+        """A path that generates nothing (`/v1/models`, `/tokenize`): identity counts, tiers and the queue do not."""
+        record = self._record(request)
+        try:
+            with self._traffic.request():
+                self._identify(request, record)
+                body = None
+                if request.method == "POST":
+                    body = without_private(parse_object(await self._read_body(request)))
+                return _with_ours(await self._ask(request, record, body), record)
+        except Refusal as refusal:
+            if isinstance(refusal, (NoEngine, EngineBroke)):
+                self._link.doubt()
+            return _with_ours(relay.refusal_response(refusal), record)
+
+    # -- a generation --------------------------------------------------------------------------------------------------
+
+    async def _generate(self, request: web.Request, record: Record) -> web.StreamResponse:
+        caller = self._identify(request, record)
+        asked = parse_generation(await self._read_body(request))
+        view = self._view()
+        prepared = self._prepare(request, record, asked, caller, view)
+        await self._link.usable()
+        reject_late = prepared.tier.admission is wire.Admission.REJECT
+        async with self._gate.place(
+            prepared.waiting, patience=self._patience(record), reject_late=reject_late
+        ) as dispatch:
+            try:
+                return await self._forward(request, record, prepared, dispatch)
+            finally:
+                self._learn(record, prepared)
+
+    def _prepare(
+        self, request: web.Request, record: Record, asked: Asked, caller: Caller, view: wire.View
+    ) -> _Prepared:
+        tier = choose_tier(asked.service_tier, caller, view)
+        record.tier, record.sequences = tier.name, asked.sequences
+        record.promise = loosened(promise_of(tier), request.headers)
+        salt = cache_salt(
+            self._secrets().salt_key, view.sharing, tier=tier.name, tenant=caller.tenant, request_id=record.id
+        )
+        key = prefix_key(request.path, asked.body, salt)
+        prompt, cached = 0, 0
+        if key is not None:
+            prompt, cached = self._index.tokens(key), self._index.predict(key)
+            record.predicted_tokens = cached
+        first_token = record.promise.time_to_first_token
+        waiting = Waiting(
+            id=record.id,
+            tier=tier.name,
+            tenant=caller.fair_share,
+            arrived=record.arrived,
+            cost=expected_cost(prompt, cached, self._outputs.expected(tier.name, asked.output_limit), asked.sequences),
+            deadline=None if first_token is None else record.arrived + first_token,
+            sequences=asked.sequences,
+        )
+        return _Prepared(asked, tier, salt, key, waiting)
+
+    async def _forward(
+        self, request: web.Request, record: Record, prepared: _Prepared, dispatch: Dispatch
+    ) -> web.StreamResponse:
+        record.queued, record.held = self._clock() - record.arrived - dispatch.held, dispatch.held
+        record.flush_reason, record.group = dispatch.flush_reason, dispatch.group
+        record.forwarded_at = self._clock()
+        asked = prepared.asked
+        body = for_engine(asked, tier=prepared.tier.name, priority=prepared.tier.priority, salt=prepared.salt)
+        seconds = self._settings.first_byte_timeout if asked.streams else self._patience(record)
+        try:
+            async with (
+                asyncio.timeout(seconds) as limit,
+                upstream.call(
+                    self._session,
+                    "POST",
+                    self._settings.engine_url + request.path,
+                    headers=request_headers(request.headers.items(), record.id),
+                    body=body,
+                ) as answer,
+            ):
+                if answer.status != 200:
+                    return _with_ours(relay.refused_by_engine(answer, await relay.read_error(answer), record), record)
+                if relay.is_event_stream(answer):
+                    return await self._stream(request, record, asked, answer, limit)
+                return await self._whole(record, answer)
+        except TimeoutError:
+            raise self._too_late(asked, seconds) from None
+
+    async def _stream(
+        self,
+        request: web.Request,
+        record: Record,
+        asked: Asked,
+        answer: aiohttp.ClientResponse,
+        limit: asyncio.Timeout,
+    ) -> web.StreamResponse:
+        stream = StreamRelay(
+            answer,
+            record,
+            wants_usage=asked.wants_usage,
+            idle_timeout=self._settings.idle_timeout,
+            clock=self._clock,
+        )
+        chunk = await stream.first_bytes()
+        limit.reschedule(None)  # a stream has no total limit
+        record.status = 200
+        response = _with_ours(web.StreamResponse(headers=dict(response_headers(answer.headers.items()))), record)
+        self._server_timing(response, record)
+        await response.prepare(request)
+        await stream.run(response, chunk)
+        return response
+
+    async def _whole(self, record: Record, answer: aiohttp.ClientResponse) -> web.Response:
+        chunks = []
+        while chunk := await relay.read(answer):
+            chunks.append(chunk)
+        body = b"".join(chunks)
+        record.meter.observe_body(body, self._clock())
+        record.status = 200
+        record.ended(Outcome.ANSWERED)
+        response = _with_ours(web.Response(body=body), record)
+        for name, value in response_headers(answer.headers.items()):
+            response.headers[name] = value
+        self._server_timing(response, record)
+        return response
+
+    def _learn(self, record: Record, prepared: _Prepared) -> None:
+        """What the engine told corrects what was expected: the queue's account, the index, a tier's lengths."""
+        meter = record.meter
+        self._gate.settle(prepared.waiting, actual_cost(meter, prepared.waiting.cost))
+        if meter.usage is not None:
+            self._outputs.learn(prepared.tier.name, meter.usage.output_tokens / prepared.asked.sequences)
+        if prepared.key is None:
+            return
+        if meter.usage is not None:
+            self._index.learn(prepared.key, meter.usage.prompt_tokens)
+        if meter.usage is not None or meter.first_token_at is not None:
+            self._index.insert(prepared.key)
+
+    # -- parts of both -------------------------------------------------------------------------------------------------
+
+    def _record(self, request: web.Request) -> Record:
+        return Record(
+            id=f"req-{uuid.uuid4().hex}",
+            path=request.path,
+            arrived=self._clock(),
+            time=self._wall_clock(),
+            label=label(request.headers.get("x-request-id")),
+        )
+
+    def _view(self) -> wire.View:
+        if self._views.view is None:
+            raise NoEngine("this replica has no pool yet: try again in a moment")
+        return self._views.view
+
+    def _identify(self, request: web.Request, record: Record) -> Caller:
+        caller = identify(self._view().identity.type, request.headers.get("Authorization"), self._secrets().keys)
+        record.key_name = caller.key_name
+        return caller
+
+    async def _read_body(self, request: web.Request) -> bytes:
+        most = self._settings.max_body_bytes
+        if request.content_length is not None and request.content_length > most:
+            raise TooLarge(most)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._settings.request_timeout):
+                async for chunk in request.content.iter_any():
+                    body += chunk
+                    if len(body) > most:
+                        raise TooLarge(most)
+        except TimeoutError:
+            raise BadRequest("the body did not arrive in time (--request-timeout)") from None
+        except (web.RequestPayloadError, aiohttp.ClientError, HttpProcessingError) as error:
+            raise BadRequest(f"the body cannot be read ({type(error).__name__})") from None
+        return bytes(body)
+
+    async def _ask(self, request: web.Request, record: Record, body: bytes | None) -> web.Response:
+        url = self._settings.engine_url + request.path
+        headers = request_headers(request.headers.items(), record.id)
+        try:
+            async with (
+                asyncio.timeout(self._settings.first_byte_timeout),
+                upstream.call(self._session, request.method, url, headers=headers, body=body) as answer,
+            ):
+                if answer.status != 200:
+                    return relay.refused_by_engine(answer, await relay.read_error(answer), record)
+                return await self._whole(record, answer)
+        except TimeoutError:
+            raise TooLate(
+                f"the engine did not answer within {self._settings.first_byte_timeout:g} s (--first-byte-timeout)",
+                reason=Reason.NO_FIRST_BYTE,
+            ) from None
+
+    def _patience(self, record: Record) -> float:
+        """Seconds that are left of --request-timeout."""
+        return max(0.0, record.arrived + self._settings.request_timeout - self._clock())
+
+    def _too_late(self, asked: Asked, seconds: float) -> TooLate:
+        if asked.streams:
+            return TooLate(
+                f"the engine sent no first byte within {seconds:g} s (--first-byte-timeout)",
+                reason=Reason.NO_FIRST_BYTE,
+            )
+        return TooLate(
+            f"there was no answer within {self._settings.request_timeout:g} s (--request-timeout): "
+            "ask for fewer tokens, or stream",
+            reason=Reason.REQUEST_TIMEOUT,
+        )
+
+    def _server_timing(self, response: web.StreamResponse, record: Record) -> None:
+        engine = 0.0 if record.forwarded_at is None else self._clock() - record.forwarded_at
+        response.headers["Server-Timing"] = (
+            f"queue;dur={record.queued * 1000:.1f}, "
+            f'hold;dur={record.held * 1000:.1f};desc="{record.flush_reason}", '
+            f"engine;dur={engine * 1000:.1f}"
+        )
+
+
+def _with_ours(response: web.StreamResponse, record: Record) -> web.StreamResponse:
+    """Our headers, on every answer."""
+    response.headers["x-request-id"] = record.id
+    if record.tier is not None:
+        response.headers["x-cacheaware-tier"] = record.tier
+    return response

@@ -1,0 +1,168 @@
+"""Passing an engine's answer on to the client: streams event by event, other answers whole.
+
+Until the first byte everything that goes wrong is a plain error response; after it, it is an SSE error event. A stream
+has no total limit, only one on the silence between two bytes. The engine's side of it is `upstream.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import aiohttp
+from aiohttp import web
+
+from cacheaware_sidecar.errors import EngineBroke, NoEngine, Reason, Refusal, error_event
+from cacheaware_sidecar.metering import Meter
+from cacheaware_sidecar.record import Outcome, Record, outcome_of
+from cacheaware_sidecar.rewrite import response_headers
+from cacheaware_sidecar.sse import Event, EventParser, EventTooLarge
+from cacheaware_sidecar.upstream import EngineStream
+
+_LONGEST_ERROR = 1024 * 1024
+_TAIL_SECONDS = 0.05  # after [DONE], for the end of the engine's message, so that its connection can be used again
+
+
+class ClientStalled(ConnectionError):
+    """The client has stopped reading: its place in the engine goes to somebody else."""
+
+
+def is_event_stream(answer: aiohttp.ClientResponse) -> bool:
+    return answer.content_type == "text/event-stream"
+
+
+async def read(answer: aiohttp.ClientResponse) -> bytes:
+    """Some bytes, or b"" at the end. Raises `EngineStream`: failures of reading are never those of writing."""
+    try:
+        return await answer.content.readany()
+    except aiohttp.ClientError as error:
+        raise EngineStream(f"the engine broke off its answer ({str(error) or type(error).__name__})") from error
+
+
+async def read_error(answer: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    while chunk := await read(answer):
+        body += chunk
+        if len(body) > _LONGEST_ERROR:
+            raise EngineStream(f"the engine answered {answer.status} with more than {_LONGEST_ERROR} bytes")
+    return bytes(body)
+
+
+def refused_by_engine(answer: aiohttp.ClientResponse, body: bytes, record: Record) -> web.Response:
+    """The engine said no. What it says to the client passes as it is; what is wrong with itself becomes our error."""
+    if answer.status == 503:
+        raise NoEngine(f"the engine is not ready: {_message(body)}")
+    if answer.status >= 500 or answer.status < 400:
+        raise EngineBroke(f"the engine answered {answer.status}: {_message(body)}")
+    record.status = answer.status
+    record.ended(outcome_of(answer.status), Reason.ENGINE_REFUSED)
+    response = web.Response(status=answer.status, body=body)
+    for name, value in response_headers(answer.headers.items()):
+        response.headers[name] = value
+    response.headers["x-cacheaware-reason"] = str(Reason.ENGINE_REFUSED)
+    return response
+
+
+def _message(body: bytes) -> str:
+    return body[:300].decode("utf-8", "replace").strip() or "(nothing)"
+
+
+class StreamRelay:
+    """Relays one stream."""
+
+    def __init__(
+        self,
+        answer: aiohttp.ClientResponse,
+        record: Record,
+        *,
+        wants_usage: bool,
+        idle_timeout: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._answer = answer
+        self._record = record
+        self._meter: Meter = record.meter
+        self._wants_usage = wants_usage
+        self._idle = idle_timeout
+        self._clock = clock
+        self._parser = EventParser()
+
+    async def first_bytes(self) -> bytes:
+        """Wait for the first bytes; the caller limits how long. Raises `EngineStream`."""
+        chunk = await read(self._answer)
+        if not chunk:
+            raise EngineStream("the engine ended the stream before its first byte")
+        return chunk
+
+    async def run(self, response: web.StreamResponse, chunk: bytes) -> None:
+        """Pass on `chunk` and all that follows; `response` is prepared. Raises `ConnectionError` if the client left."""
+        try:
+            await self._pass_on(response, chunk)
+        except (EngineStream, EventTooLarge) as error:
+            self._record.ended(Outcome.ENGINE_BROKE, Reason.ENGINE_BROKE)
+            await self._break_off(response, str(error), Reason.ENGINE_BROKE)
+        except TimeoutError:
+            self._record.ended(Outcome.TIMED_OUT, Reason.IDLE_TIMEOUT)
+            message = f"the engine was silent for {self._idle:g} s (--idle-timeout)"
+            await self._break_off(response, message, Reason.IDLE_TIMEOUT)
+        else:
+            self._record.ended(Outcome.ENGINE_BROKE if self._meter.error else Outcome.ANSWERED)
+            await response.write_eof()
+            await self._read_tail()
+
+    async def _pass_on(self, response: web.StreamResponse, chunk: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        writing = False
+        try:
+            async with asyncio.timeout(None) as silence:
+                while chunk:
+                    silence.reschedule(loop.time() + self._idle)
+                    events = self._wanted(self._parser.feed(chunk))
+                    if events:
+                        writing = True
+                        await response.write(events)
+                        writing = False
+                    if self._meter.done:
+                        return
+                    chunk = await read(self._answer)
+                events = self._wanted(self._parser.finish()) + self._parser.rest
+                if events:
+                    writing = True
+                    await response.write(events)
+                    writing = False
+        except TimeoutError:
+            if writing:
+                raise ClientStalled(f"the client read nothing for {self._idle:g} s") from None
+            raise
+        if not self._meter.done and not self._meter.error:
+            raise EngineStream("the engine ended the stream early")
+
+    def _wanted(self, events: Iterable[Event]) -> bytes:
+        """The bytes for the client: everything but the usage chunk that only we asked for."""
+        now = self._clock()
+        kept = []
+        for event in events:
+            only_usage = self._meter.observe(event, now)
+            if self._wants_usage or not only_usage:
+                kept.append(event.raw)
+        return b"".join(kept)
+
+    async def _break_off(self, response: web.StreamResponse, message: str, reason: Reason) -> None:
+        # What is left in the parser is half an event: it would swallow the error event, so it is not sent.
+        async with asyncio.timeout(self._idle):
+            await response.write(error_event(message, reason))
+            await response.write_eof()
+
+    async def _read_tail(self) -> None:
+        try:
+            async with asyncio.timeout(_TAIL_SECONDS):
+                while await read(self._answer):
+                    pass
+        except (TimeoutError, EngineStream):
+            pass  # the connection is closed instead of kept
+
+
+def refusal_response(refusal: Refusal) -> web.Response:
+    return web.Response(
+        status=refusal.status, body=refusal.body, content_type="application/json", headers=refusal.headers
+    )

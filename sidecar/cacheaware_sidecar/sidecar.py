@@ -1,0 +1,208 @@
+"""Composition: the parts of one sidecar, put together, started, drained and stopped. It decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from aiohttp import web
+
+from cacheaware_api import wire
+from cacheaware_api.conditions import ConditionType
+from cacheaware_api.conditions import Reason as ConditionReason
+from cacheaware_sidecar import upstream
+from cacheaware_sidecar.app import create_app
+from cacheaware_sidecar.budget import slots_of
+from cacheaware_sidecar.control_app import create_control_app
+from cacheaware_sidecar.dispatch import Dispatcher
+from cacheaware_sidecar.engine_link import EngineLink
+from cacheaware_sidecar.explain import Decisions
+from cacheaware_sidecar.fair_queue import Terms
+from cacheaware_sidecar.figures import Figures
+from cacheaware_sidecar.gate import Gate
+from cacheaware_sidecar.logs import values
+from cacheaware_sidecar.metrics import LedgerCollector, Metrics
+from cacheaware_sidecar.prefix_index import PrefixIndex
+from cacheaware_sidecar.prefix_key import KEY_ALGORITHM
+from cacheaware_sidecar.proxy import Proxy
+from cacheaware_sidecar.record import Recorder
+from cacheaware_sidecar.secret_files import API_KEYS, CONTROL_TOKEN, SALT_KEY, SecretsError, load_secrets
+from cacheaware_sidecar.settings import Settings
+from cacheaware_sidecar.traffic import Traffic
+from cacheaware_sidecar.view_source import ViewRefused, ViewSource
+from cacheaware_sidecar.watched_files import POLL_SECONDS, WatchedFiles
+
+log = logging.getLogger(__name__)
+
+_CLOSING_SECONDS = 1.0  # for connections that are left after draining
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ports:
+    """Where it listens, once it does; they differ from the settings where those say 0."""
+
+    port: int
+    control_port: int
+
+
+class Sidecar:
+    """One sidecar. `async with Sidecar(settings).serving() as ports: ...`
+
+    Constructing it reads view and secrets; raises `ViewRefused` or `SecretsError`.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._secrets = load_secrets(settings.secrets_dir)
+        self._secret_files = WatchedFiles(settings.secrets_dir / name for name in (SALT_KEY, CONTROL_TOKEN, API_KEYS))
+        self._view_files = WatchedFiles([settings.view_file])
+        self.traffic = Traffic()
+        self.dispatcher = Dispatcher(settings.max_queue)
+        self.dispatcher.set_slots(slots_of(None, settings.engine_slots))
+        self.gate = Gate(self.dispatcher, clock)
+        self.index = PrefixIndex()
+        self.decisions = Decisions()
+        self.figures = Figures()
+        self.metrics = Metrics(self._tier_names, self.gate.queued_of)
+        self._link: EngineLink | None = None
+        self.views = ViewSource(self._view_changed)
+        self.views.read_file(settings.view_file)
+
+    @property
+    def link(self) -> EngineLink:
+        assert self._link is not None, "the link exists while the sidecar is serving"
+        return self._link
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[Ports]:
+        """Serve both sides until the block ends; raises `OSError` for a port in use."""
+        settings = self._settings
+        async with (
+            upstream.engine_session(settings.connect_timeout) as session,
+            upstream.kv_session(str(settings.kv_socket)) as kv_session,
+        ):
+            link = self._link = EngineLink(
+                session, kv_session, settings.engine_url, on_ledger=self._ledger_changed, on_restart=self.index.clear
+            )
+            self.metrics.registry.register(LedgerCollector(lambda: link.ledger))
+            if self.views.view is not None:
+                link.want(self.views.view)
+            proxy = Proxy(
+                settings,
+                session,
+                views=self.views,
+                secrets=lambda: self._secrets,
+                link=link,
+                gate=self.gate,
+                index=self.index,
+                traffic=self.traffic,
+                recorder=Recorder(self.metrics, self.figures, self.decisions, self._clock),
+                clock=self._clock,
+            )
+            app = create_app(proxy, link, self.gate, self.traffic, self.metrics, session, settings.engine_url)
+            control = create_control_app(
+                views=self.views,
+                secrets=lambda: self._secrets,
+                link=link,
+                traffic=self.traffic,
+                metrics=self.metrics,
+                decisions=self.decisions,
+                status=self.status,
+            )
+            async with (
+                _listening(app, settings.host, settings.port) as port,
+                _listening(control, settings.control_host, settings.control_port) as control_port,
+                _running(link.run(), self._watch_files()),
+            ):
+                log.info("serving", extra=values(port=port, control_port=control_port, engine=settings.engine_url))
+                yield Ports(port, control_port)
+
+    async def drain(self) -> bool:
+        """Stop being ready, refuse new requests, let those inside finish; False if some did not in time."""
+        log.info("draining", extra=values(inside=self.traffic.inside, seconds=self._settings.drain_timeout))
+        return await self.traffic.drain(self._settings.drain_timeout)
+
+    def status(self) -> wire.PoolStatus:
+        now = self._clock()
+        ledger = self.link.ledger
+        view = self.views.view
+        return wire.PoolStatus(
+            applied=self.link.applied,
+            capacity=None if ledger is None else ledger.capacity,
+            ledger=ledger,
+            tiers={name: self.figures.of(name, self.gate.queued_of(name), now) for name in self._tier_names()},
+            enforcement=wire.Enforcement.ENGINE,
+            conditions=(*self.link.conditions(), *(() if view is None else (_identity_condition(view),))),
+            key_algorithm=KEY_ALGORITHM,
+        )
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def _view_changed(self, view: wire.View) -> None:
+        log.info("new view", extra=values(revision=view.revision.number, tiers=",".join(t.name for t in view.tiers)))
+        self.dispatcher.set_terms({tier.name: Terms(tier.weight, tier.priority) for tier in view.tiers})
+        names = tuple(tier.name for tier in view.tiers)
+        self.figures.keep(names)
+        self.metrics.keep(names)
+        if self._link is not None:
+            self._link.want(view)
+
+    def _ledger_changed(self, ledger: wire.Ledger) -> None:
+        self.dispatcher.set_slots(slots_of(ledger, self._settings.engine_slots))
+        self.gate.pump()
+
+    async def _watch_files(self) -> None:
+        """A file that is wrong leaves the last good one in force; it is read again when it changes again."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if self._secret_files.changed():
+                try:
+                    self._secrets = load_secrets(self._settings.secrets_dir)
+                    log.info("secrets read again")
+                except SecretsError as error:
+                    log.error("the last good secrets stay in force", extra=values(problem=str(error)))
+            if self._view_files.changed():
+                try:
+                    self.views.read_file(self._settings.view_file)
+                except ViewRefused as error:
+                    log.error("the last good view stays in force", extra=values(problem=str(error)))
+
+    def _tier_names(self) -> tuple[str, ...]:
+        return () if self.views.view is None else tuple(tier.name for tier in self.views.view.tiers)
+
+
+def _identity_condition(view: wire.View) -> wire.Condition:
+    kind = str(ConditionType.IDENTITY_ENFORCED)
+    if view.identity.type is wire.IdentityType.OPEN:
+        message = "anyone who reaches the port may use any tier; set identity.type to APIKeys to change it"
+        return wire.Condition(kind, "False", str(ConditionReason.OPEN), message)
+    return wire.Condition(kind, "True", str(ConditionReason.API_KEYS))
+
+
+@contextlib.asynccontextmanager
+async def _listening(app: web.Application, host: str, port: int) -> AsyncIterator[int]:
+    # Without handler_cancellation a client that leaves would go unnoticed, and its request would run to the end.
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING_SECONDS)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _running(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

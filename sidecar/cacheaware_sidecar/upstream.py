@@ -1,0 +1,75 @@
+"""One call to the engine: the client library's failures become ours, by how far the request got.
+
+A failure to connect sent nothing (`NoEngine`: a retry is safe). Any later one may have reached the engine
+(`EngineBroke`), so it is never repeated. Closing an answer closes its connection at once, which is how the engine
+learns that nobody waits any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+
+import aiohttp
+
+from cacheaware_sidecar.errors import EngineBroke, NoEngine
+
+# Shorter than any server's keep-alive, so that a connection is never reused while the engine is closing it: a request
+# lost that way could not be repeated. Connecting to the same host costs less than a token.
+KEEP_ALIVE_SECONDS = 0.5
+
+_LARGEST_HEADER = 64 * 1024
+
+
+def engine_session(connect_timeout: float) -> aiohttp.ClientSession:
+    """The session for requests. No total limit: streams may be long, and every limit is set where it is meant."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout, sock_read=None),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent",),
+        max_line_size=_LARGEST_HEADER,
+        max_field_size=_LARGEST_HEADER,
+    )
+
+
+def kv_session(socket_path: str) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket_path), cookie_jar=aiohttp.DummyCookieJar())
+
+
+@contextlib.asynccontextmanager
+async def call(
+    session: aiohttp.ClientSession, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None = None
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Send a request and give its answer's head; whatever happens inside, the answer is closed at the end.
+
+    Raises `NoEngine` or `EngineBroke`, for failures of reading inside the block too. `TimeoutError` of the caller's own
+    limits passes.
+    """
+    response: aiohttp.ClientResponse | None = None
+    try:
+        response = await session.request(method, url, data=body, headers=headers, allow_redirects=False)
+        yield response
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise NoEngine(f"the engine cannot be reached ({_words(error)}): try again in a moment") from error
+    except EngineStream as error:
+        raise EngineBroke(f"{error}: the request may have run in part") from error
+    except aiohttp.ClientError as error:
+        raise EngineBroke(f"the engine broke the connection ({_words(error)}): the request may have run") from error
+    finally:
+        if response is not None:
+            response.close() if not _read_to_the_end(response) else response.release()
+
+
+class EngineStream(Exception):
+    """The engine's stream broke or makes no sense; the message says how."""
+
+
+def _read_to_the_end(response: aiohttp.ClientResponse) -> bool:
+    return response.content.at_eof() and response.content.exception() is None
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, OSError):
+        return error.os_error.strerror or "no connection"
+    return str(error) or type(error).__name__
