@@ -41,7 +41,9 @@ class Pass:
 
 
 class Reconciler:
-    """Keeps a fleet as wanted. `publish` gets every pass; `now` is the wall clock, for the status's times."""
+    """Keeps a fleet as wanted. `publish` gets every pass; `now` is the wall clock, for the status's times; whoever sets
+    `wake` has the loop look again at once.
+    """
 
     def __init__(
         self,
@@ -50,12 +52,13 @@ class Reconciler:
         *,
         publish: Callable[[Pass], None],
         now: Callable[[], datetime],
+        wake: asyncio.Event,
     ) -> None:
         self._fleet = fleet
         self._wanted = wanted
         self._publish = publish
         self._now = now
-        self._wake = asyncio.Event()
+        self._wake = wake
         self._status: CacheAwarePoolStatus | None = None
 
     @property
@@ -64,10 +67,6 @@ class Reconciler:
 
     def want(self, wanted: Wanted) -> None:
         self._wanted = wanted
-        self.wake()
-
-    def wake(self) -> None:
-        """Look again now: something has changed."""
         self._wake.set()
 
     async def run(self) -> None:

@@ -1,0 +1,199 @@
+"""The `cacheaware` command. Each subcommand imports what it needs when it runs, so that `--help` is quick and the
+command works with only the extras that the subcommand needs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit("cacheaware: the command line is not installed: pip install 'cacheaware[cli]'")
+
+app = typer.Typer(
+    name="cacheaware",
+    help="Spend an LLM engine's KV cache on the right requests: priority tiers, KV quotas and SLAs in one object.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+# What tells whether an extra is installed: a distribution that only this extra brings.
+_EXTRAS = {
+    "operator": ("aiohttp",),
+    "sidecar": ("aiohttp", "prometheus_client"),
+    "engine": ("torch", "transformers"),
+    "cli": ("rich", "psutil"),
+}
+
+
+class Output(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def _fail(message: str, code: int = 1) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(code)
+
+
+def _require(*extras: str) -> None:
+    """End with the command that installs what is missing, instead of with an import error."""
+    missing = [extra for extra in extras if any(importlib.util.find_spec(module) is None for module in _EXTRAS[extra])]
+    if missing:
+        _fail(f"cacheaware: this needs more of cacheaware: pip install 'cacheaware[{','.join(missing)}]'")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cacheaware {importlib.metadata.version('cacheaware')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(no_args_is_help=True)
+def validate(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Pool files; [bold]-[/bold] reads standard input.", show_default=False)
+    ] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option("--file", "-f", help="The same as an argument.", show_default=False)
+    ] = None,
+) -> None:
+    """Check pool files and say everything that is wrong with them, without running anything.
+
+    Exit code 0 if all are good, 1 otherwise.
+
+    [bold]cacheaware validate -f pool.yaml[/bold]
+
+    [bold]kustomize build . | cacheaware validate -[/bold]
+    """
+    from cacheaware.validate import validate as check
+
+    paths = [*(files or ()), *(file or ())]
+    if not paths:
+        _fail("cacheaware validate: name at least one file: cacheaware validate -f pool.yaml", code=2)
+    raise typer.Exit(check(paths))
+
+
+@app.command(no_args_is_help=True)
+def up(
+    file: Annotated[
+        Path,
+        typer.Option("--file", "-f", help="The pool, and in the same file its Secrets and ConfigMaps.", dir_okay=False),
+    ],
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port of the first replica, one more for each further one; 0: any free."),
+    ] = 8000,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where engines and sidecars write their output; by default beside the pool's state, in "
+            "$XDG_STATE_HOME/cacheaware.",
+            file_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run a pool on this machine: gets the model, starts an engine and a sidecar per replica, prints the URL.
+
+    Edits of the file apply while it runs: tiers, quotas, SLAs, keys, replicas. What needs a restart (the model, the
+    engine's flags and cache) is told and left as it was. Ctrl-C lets running requests finish and leaves nothing behind;
+    a second Ctrl-C ends everything at once.
+
+    [bold]cacheaware up -f pool.yaml[/bold]
+
+    [bold]cacheaware up -f pool.yaml --port 9000 --log-dir ./logs[/bold]
+    """
+    _require("cli", "operator", "sidecar", "engine")
+    from rich.console import Console
+
+    from cacheaware.display import display
+    from cacheaware.local_pool import Options
+    from cacheaware.up import main as run
+
+    shown = display(Console(), Console(stderr=True))
+    raise typer.Exit(run(file, Options(port=port, logs=log_dir), shown))
+
+
+@app.command()
+def status(
+    pool: Annotated[
+        str | None, typer.Argument(help="Name of the pool; may be left out when only one runs.", show_default=False)
+    ] = None,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the pool.")] = "default",
+    output: Annotated[Output, typer.Option("--output", "-o", help="table for people, the rest for programs.")] = (
+        Output.TABLE
+    ),
+) -> None:
+    """Show a running pool as its object's status would in a cluster: tiers against quotas, conditions, parts.
+
+    Exit code 1 if the pool does not run here.
+
+    [bold]cacheaware status[/bold]
+
+    [bold]cacheaware status chat -o json | jq .status.tiers[/bold]
+    """
+    _require("cli", "operator")
+    import asyncio
+
+    from cacheaware import pool_status, state_file
+
+    try:
+        state = pool_status.find(state_file.state_folder(), namespace, pool)
+        current = asyncio.run(pool_status.current_status(state))
+    except pool_status.NotRunning as error:
+        _fail(f"cacheaware status: {error}")
+    if output is Output.JSON:
+        typer.echo(pool_status.to_json(state, current))
+    elif output is Output.YAML:
+        typer.echo(pool_status.to_yaml(state, current))
+    else:
+        from rich.console import Console
+
+        from cacheaware import status_table
+
+        console = Console(highlight=False)
+        for part in status_table.render(state, current):
+            console.print(part, soft_wrap=isinstance(part, str))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def demo(context: typer.Context) -> None:
+    """Ask a real model one question, then drive the same mixed load with KV quotas off and on (about 4 minutes).
+
+    [bold]cacheaware demo[/bold]
+
+    [bold]cacheaware demo --help[/bold] lists its options.
+    """
+    _require("cli", "operator", "sidecar", "engine")
+    from cacheaware.demo import demo_command
+
+    command = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    command.command()(demo_command)
+    command(context.args, prog_name="cacheaware demo")
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

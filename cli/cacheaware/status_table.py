@@ -1,0 +1,93 @@
+"""A pool's status for people: tiers against their quotas, conditions, parts. Rendering only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cacheaware.pool_status import condition
+from cacheaware.state_file import State
+from cacheaware_api.conditions import ConditionType
+from cacheaware_api.status import CacheAwarePoolStatus
+
+_NOTHING = "-"
+
+
+def render(state: State, status: CacheAwarePoolStatus) -> Iterator[RenderableType]:
+    yield _summary(state, status)
+    yield ""
+    yield _tiers(status)
+    yield ""
+    yield _conditions(status)
+    yield ""
+    yield _parts(state)
+
+
+def _summary(state: State, status: CacheAwarePoolStatus) -> Text:
+    ready = condition(status, ConditionType.READY)
+    capacity = status.capacity
+    if capacity is None:
+        blocks = "capacity not known yet"
+    else:
+        span = f"{capacity.min_blocks}"
+        if capacity.max_blocks != capacity.min_blocks:
+            span += f" to {capacity.max_blocks}"
+        blocks = f"{span} KV blocks of {capacity.block_size} tokens per replica"
+    hits = "" if status.hit_percent is None else f", {status.hit_percent} % of prompt tokens from the cache"
+    return Text(
+        f"{state.pool.namespace}/{state.pool.name}: Ready {ready}, "
+        f"{status.ready_replicas} of {status.replicas} replicas, revision {status.revision}, {blocks}{hits}"
+    )
+
+
+def _tiers(status: CacheAwarePoolStatus) -> Table:
+    table = _table("TIER", "NOMINAL", "EFFECTIVE", "HELD", "CACHED", "BORROWED", "LENT", "HIT", "TTFT P95", "SLA MET")
+    for tier in status.tiers:
+        table.add_row(
+            tier.name,
+            f"{tier.nominal_percent} %",
+            f"{tier.effective_percent} %",
+            *(_shown(each) for each in (tier.held_blocks, tier.cached_blocks, tier.borrowed_blocks, tier.lent_blocks)),
+            _percent(tier.hit_percent),
+            _shown(tier.time_to_first_token_p95),
+            _percent(tier.attainment_percent),
+        )
+    return table
+
+
+def _conditions(status: CacheAwarePoolStatus) -> Table:
+    table = _table("CONDITION", "STATUS", "REASON", "MESSAGE")
+    for each in status.conditions:
+        table.add_row(each.type, each.status, each.reason, each.message)
+    return table
+
+
+def _parts(state: State) -> Table:
+    table = _table("REPLICA", "PART", "STATE", "RESTARTS", "PID", "URL", "LOG")
+    urls = {address.name: address for address in state.replicas}
+    for part in state.parts:
+        address = urls.get(part.replica)
+        url = None if address is None else {"engine": address.engine_url, "sidecar": address.url}.get(part.name)
+        table.add_row(
+            part.replica, part.name, part.state, str(part.restarts), _shown(part.pid), _shown(url), _shown(part.log)
+        )
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _shown(value: Any) -> str:
+    return _NOTHING if value is None else str(value)
+
+
+def _percent(value: int | None) -> str:
+    return _NOTHING if value is None else f"{value} %"

@@ -1,0 +1,235 @@
+"""`cacheaware up`: run a pool file on this machine until Ctrl-C, and apply its edits while it runs.
+
+An edit that needs a restart is not applied and said so: restarting an engine empties its cache and cuts its streams, so
+when that happens is left to whoever runs the pool (end `cacheaware up` and start it again). The rest of such an edit is
+applied. An edit that is invalid, or that makes it another pool, changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from cacheaware import quick_start
+from cacheaware.display import Display
+from cacheaware.file_watch import FileWatch
+from cacheaware.local_pool import LocalPool, Options
+from cacheaware.model_fetch import ModelUnavailable, OnProgress, fetch_model
+from cacheaware.state_file import AlreadyRunning
+from cacheaware.validate import render
+from cacheaware_api.errors import ObjectInvalid
+from cacheaware_api.objects import PoolFile, read_pool_file
+from cacheaware_operator.errors import EditRefused, NotBuiltYet, OperatorError, StartFailed
+from cacheaware_operator.fleet import PartSnapshot, PartState
+from cacheaware_operator.reconciler import Pass
+from cacheaware_operator.unbuilt import cluster_only
+
+WATCH_SECONDS = 0.3  # two looks must agree, so an edit is picked up within a second
+
+Fetch = Callable[[str, OnProgress], Awaitable[Path]]
+
+
+def main(path: Path, options: Options, display: Display, fetch: Fetch = fetch_model) -> int:
+    """Run the pool in the file at `path`; the exit code: 0 when asked to stop, 1 when it could not run."""
+    try:
+        content = path.read_bytes()
+        pool_file = read_pool_file(content)
+    except OSError as error:
+        display.problem(f"{path}: cannot be read: {error.strerror or error}")
+        return 1
+    except ObjectInvalid as error:
+        for problem in error.problems:
+            display.problem(render(path, problem))
+        return 1
+    serving = _Serving(path, content, pool_file, dataclasses.replace(options, file=path), display, fetch)
+    with contextlib.suppress(KeyboardInterrupt):  # before our own handlers are set
+        return asyncio.run(_until_signalled(serving))
+    return 0
+
+
+async def _until_signalled(serving: _Serving) -> int:
+    """Serve; the first SIGINT, SIGTERM or SIGHUP asks to stop, the second ends every process at once."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(serving.run())
+    asked = False
+
+    def on_signal() -> None:
+        nonlocal asked
+        if asked:
+            serving.kill()
+        else:
+            asked = True
+            task.cancel()
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for each in signals:
+        loop.add_signal_handler(each, on_signal)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not asked:
+            raise
+        return 0
+    finally:
+        for each in signals:
+            loop.remove_signal_handler(each)
+
+
+class _Serving:
+    """One run of `up`, from the valid file to the last process gone."""
+
+    def __init__(
+        self, path: Path, content: bytes, pool_file: PoolFile, options: Options, display: Display, fetch: Fetch
+    ) -> None:
+        self._path = path
+        self._content = content
+        self._pool_file = pool_file
+        self._options = options
+        self._display = display
+        self._fetch = fetch
+        self._pool: LocalPool | None = None
+
+    async def run(self) -> int:
+        display = self._display
+        try:
+            await self._serve()
+        except asyncio.CancelledError:
+            display.line("Stopped.")
+            raise
+        except NotBuiltYet as error:
+            for reason in error.reasons:
+                display.problem(f"{self._path}: {reason}")
+        except ModelUnavailable as error:
+            display.problem(f"{self._path}: spec.model.source: {error}")
+        except StartFailed as error:
+            _show_failure(error, display)
+        except (OperatorError, AlreadyRunning, OSError) as error:
+            display.problem(f"cacheaware up: {error}")
+        return 1
+
+    def kill(self) -> None:
+        if self._pool is not None:
+            self._display.line("Ending everything at once.")
+            self._pool.kill()
+
+    async def _serve(self) -> None:
+        display = self._display
+        for notice in cluster_only(self._pool_file.pool.spec):
+            display.line(f"Note: {notice}.")
+        events = _PartEvents(display)
+        async with LocalPool.start(self._pool_file, self._options, events, self._get_model) as pool:
+            self._pool = pool
+            try:
+                await pool.ready()
+                display.progress_done()
+                events.started = True
+                for line in quick_start.lines(pool.wanted, pool.replicas):
+                    display.line(line)
+                await _watch(FileWatch(self._path, self._content), self._path, pool, display)
+            except asyncio.CancelledError:
+                display.progress_done()
+                display.line("Stopping: running requests may finish (Ctrl-C again ends them at once).")
+                raise
+
+    async def _get_model(self, source: str) -> Path:
+        self._display.progress(f"Getting the model {source}")
+        try:
+            return await self._fetch(source, self._display.progress)
+        finally:
+            self._display.progress_done()
+
+
+async def _watch(watch: FileWatch, path: Path, pool: LocalPool, display: Display) -> None:
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        content = watch.poll()
+        if content is not None:
+            await _apply_edit(content, path, pool, display)
+
+
+async def _apply_edit(content: bytes, path: Path, pool: LocalPool, display: Display) -> None:
+    before = pool.last
+    try:
+        found = pool.edit(read_pool_file(content))
+    except ObjectInvalid as error:
+        _not_applied([render(path, problem) for problem in error.problems], path, display)
+    except (EditRefused, NotBuiltYet) as error:
+        _not_applied([f"{path}: {reason}" for reason in error.reasons], path, display)
+    except OperatorError as error:
+        _not_applied([f"{path}: {error}"], path, display)
+    else:
+        if not found:
+            display.line(f"{path} was written; nothing in it changed.")
+        for sentence in found.live:
+            display.line(f"Changed: {sentence}")
+        for sentence in found.no_effect:
+            display.line(f"Changed, without effect here: {sentence}")
+        for sentence in found.needs_restart:
+            display.problem(f"Not applied: {sentence}: stop `cacheaware up` and start it again for this one")
+        if found.live:
+            await _tell_acknowledged(before, pool, display)
+
+
+def _not_applied(lines: list[str], path: Path, display: Display) -> None:
+    for line in lines:
+        display.problem(line)
+    display.problem(f"{path} was not applied; the pool runs on as before.")
+
+
+async def _tell_acknowledged(before: Pass | None, pool: LocalPool, display: Display) -> None:
+    try:
+        done = await pool.acknowledged()
+    except TimeoutError:
+        display.problem("The engines have not acknowledged the change yet; `cacheaware status` tells when they do.")
+        return
+    number = done.view.revision.number
+    if before is not None and before.view.revision == done.view.revision:
+        display.line(f"Applied; the view is still revision {number}.")
+    else:
+        replicas = len(done.snapshot.replicas)
+        display.line(f"Applied: revision {number}, acknowledged by {replicas} engine{'s' if replicas != 1 else ''}.")
+
+
+class _PartEvents:
+    """Told of every pass: shows what is started, and later what ends and comes back."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._before: dict[tuple[str, str], PartSnapshot] = {}
+        self.started = False
+
+    def __call__(self, done: Pass) -> None:
+        parts = {(replica.name, str(part.name)): part for replica in done.snapshot.replicas for part in replica.parts}
+        if not self.started:
+            waiting = [
+                f"{name} of {replica} ({part.message})"
+                for (replica, name), part in parts.items()
+                if part.state is not PartState.READY
+            ]
+            self._display.progress(f"Starting: {', '.join(waiting)}" if waiting else "Starting: quotas")
+        else:
+            for key, part in parts.items():
+                self._tell(key, self._before.get(key), part)
+        self._before = parts
+
+    def _tell(self, key: tuple[str, str], before: PartSnapshot | None, part: PartSnapshot) -> None:
+        name = f"{key[0]}: the {key[1]}"
+        if before is None or before.state is part.state:
+            return
+        if part.state in (PartState.RESTARTING, PartState.FAILED):
+            self._display.problem(f"{name} {part.message} (log: {part.log})")
+        elif part.state is PartState.READY:
+            self._display.line(f"{name} is ready again.")
+
+
+def _show_failure(error: StartFailed, display: Display) -> None:
+    display.progress_done()
+    display.problem(f"cacheaware up: {error.part} {error.reason}")
+    for line in error.last_lines:
+        display.problem(f"    {line}")
+    if error.log is not None:
+        display.problem(f"Its whole output: {error.log}")
