@@ -26,6 +26,8 @@ class QuantityError(ValueError):
 
 def bytes_of(quantity: str | int) -> int:
     """`bytes_of("1Gi") == 1073741824`"""
+    if isinstance(quantity, int) and abs(quantity) > MAX_BYTES:  # Python may refuse to print it
+        raise QuantityError(f"a number this large is not {EXPECTED}")
     text = str(quantity)
     found = _WHOLE.fullmatch(text) if len(text) <= MAX_LENGTH else None
     if found is None:

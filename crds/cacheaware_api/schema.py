@@ -146,7 +146,8 @@ def _memory(value: Any) -> Any:
 
 
 def _quantity(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or not re.fullmatch(QUANTITY, str(value)[:64]):
+    sane = abs(value) < 2**63 if isinstance(value, int) else isinstance(value, str) and len(value) <= 32
+    if not sane or isinstance(value, bool) or not re.fullmatch(QUANTITY, str(value)) or str(value).endswith("\n"):
         raise PydanticCustomError("quantity_type", "must be {expected}", {"expected": EXPECTED[QUANTITY]})
     return value
 

@@ -72,11 +72,11 @@ def _decoded(content: bytes) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise _refused(line, f"is not UTF-8: byte {content[error.start]:#04x}", "save the file as UTF-8") from None
+        raise _refused(line, f"is not UTF-8: byte {content[error.start]:#04x}", "save it as UTF-8") from None
 
 
 def _refused(line: int | None, message: str, fix: str | None = None) -> ObjectInvalid:
-    return ObjectInvalid([Problem("the text", message, fix, line)])
+    return ObjectInvalid([Problem("", message, fix, line)])
 
 
 def _line(node: Node) -> int:
@@ -168,5 +168,5 @@ def one_document(content: bytes) -> Any:
     """The value of a text that is to hold exactly one document, such as an entry of a Secret."""
     found = documents(content)
     if len(found) != 1:
-        raise ObjectInvalid([Problem("the text", f"must hold one YAML or JSON object, and holds {len(found)}")])
+        raise ObjectInvalid([Problem("", f"must hold one YAML or JSON object, and holds {len(found)}")])
     return found[0].data

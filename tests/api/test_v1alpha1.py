@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
+from pydantic import BaseModel
 
 from cacheaware_api import defaults, v1alpha1
 from cacheaware_api.conditions import ConditionStatus
 from cacheaware_api.errors import ObjectInvalid
 from cacheaware_api.status import CacheAwarePoolStatus, Condition, QuotaMove
 from cacheaware_api.testing import pools
-from cacheaware_api.v1alpha1 import CacheAwarePool, parse_pool, parse_spec
+from cacheaware_api.v1alpha1 import CacheAwarePool, CacheAwarePoolSpec, parse_pool, parse_spec
 from cacheaware_api.wire import Admission, Sharing
 
 SMALLEST: dict[str, Any] = {
@@ -46,6 +48,29 @@ def test_absent_fields_mean_what_the_table_of_defaults_says() -> None:
     assert spec.engine.kv_cache.memory_bytes is None
     assert spec.effective_rebalancing.mode is defaults.RebalancingMode.OFF
     assert spec.model_dump(mode="json", exclude_unset=True) == SMALLEST
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        v1alpha1.Model,
+        v1alpha1.Engine,
+        v1alpha1.KVCache,
+        v1alpha1.Tier,
+        v1alpha1.Quota,
+        v1alpha1.SLA,
+        CacheAwarePoolSpec,
+    ],
+)
+def test_the_table_of_defaults_names_every_optional_field(model: type[BaseModel]) -> None:
+    sections = {"args", "env", "resources", "kvCache", "quota", "sla", "publicPrefixes", "podTemplate"}  # absent: empty
+    optional = {field.alias for field in model.model_fields.values() if not field.is_required()} - sections
+    assert {name for name in optional if f"{name}`" not in str(defaults.__doc__)} == set()
+
+
+@pytest.mark.parametrize("word", [*ConditionType, *Reason])
+def test_condition_types_and_reasons_are_words_that_kubernetes_takes(word: str) -> None:
+    assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", word)
 
 
 def test_a_rebalancing_section_that_is_there_is_on() -> None:
