@@ -10,7 +10,7 @@ from hypothesis import given
 from pydantic import BaseModel
 
 from cacheaware_api import defaults, v1alpha1
-from cacheaware_api.conditions import ConditionStatus
+from cacheaware_api.conditions import ConditionStatus, ConditionType, Reason
 from cacheaware_api.errors import ObjectInvalid
 from cacheaware_api.status import CacheAwarePoolStatus, Condition, QuotaMove
 from cacheaware_api.testing import pools
