@@ -210,7 +210,8 @@ class _PartEvents:
                 for (replica, name), part in parts.items()
                 if part.state is not PartState.READY
             ]
-            self._display.progress(f"Starting: {', '.join(waiting)}" if waiting else "Starting: quotas")
+            if parts:
+                self._display.progress(f"Starting: {', '.join(waiting)}" if waiting else "Handing out quotas")
         else:
             for key, part in parts.items():
                 self._tell(key, self._before.get(key), part)
