@@ -123,7 +123,7 @@ class _Call:
 
     async def take(self) -> list[Delta]:
         deltas = await self.outbox.take()
-        self.completion_tokens += sum(delta.tokens for delta in deltas)
+        self.completion_tokens += sum(len(delta.tokens) for delta in deltas)
         self.finished.update(delta.index for delta in deltas if delta.finish is not None)
         return deltas
 

@@ -22,12 +22,11 @@ from .detokenizer import Decode, StopStrings, TextStream
 from .errors import BadRequest
 from .logs import values
 from .metrics import Metrics
-from .outbox import Outbox
 from .requests import Delta, Finish, Generation, RequestId, Submission, request_ids
 from .runner import SequenceWork, StepOutput
 from .sampler import SamplingParams, SequenceSampler, sample
 from .scheduler import Scheduler, Step
-from .sequences import RequestState, SequenceState
+from .sequences import RequestState, SequenceState, Sink
 from .step_reports import StepTotals, query_context
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,12 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._scheduler.states)
+        return bool(self._scheduler.states)  # includes the engine's own requests, for public prefixes
+
+    @property
+    def live(self) -> tuple[RequestId, ...]:
+        """Requests that wait or run, oldest first."""
+        return tuple(state.submission.id for state in self._scheduler.states)
 
     def ledger(self) -> wire.Ledger:
         return self._pool.ledger()
@@ -81,7 +85,7 @@ class Engine:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def submit(self, submission: Submission, outbox: Outbox | None) -> None:
+    def submit(self, submission: Submission, outbox: Sink | None) -> None:
         """From now on it waits. Raises `BadRequest` for what can never run; then nothing changed."""
         generation = submission.generation
         sequences = [
@@ -197,7 +201,7 @@ class Engine:
             _abort_sequences(state)
             self._close(state, BadRequest(f"quotas changed while the request waited: {why}", code="never_fits"))
         for state, sequence in step.ended:
-            self._deliver(state, [_delta(state, sequence, _rest_of_text(sequence), tokens=0)])
+            self._deliver(state, [_delta(state, sequence, _rest_of_text(sequence), ())])
 
     def _sample(self, step: Step, output: StepOutput) -> None:
         """One token for each sequence whose newest token was computed; a prompt's logits serve all its sequences."""
@@ -252,7 +256,7 @@ class Engine:
         if sequence.finish is not None:
             text += _rest_of_text(sequence)
             self._scheduler.finish(state, sequence)
-        return _delta(state, sequence, text, tokens=1)
+        return _delta(state, sequence, text, (token,))
 
     def _end_tokens(self, generation: Generation) -> frozenset[int]:
         return generation.stop_token_ids if generation.ignore_eos else self._eos | generation.stop_token_ids
@@ -304,5 +308,5 @@ def _rest_of_text(sequence: SequenceState) -> str:
     return sequence.stops.push(sequence.text.flush()) + sequence.stops.flush()
 
 
-def _delta(state: RequestState, sequence: SequenceState, text: str, tokens: int) -> Delta:
+def _delta(state: RequestState, sequence: SequenceState, text: str, tokens: tuple[int, ...]) -> Delta:
     return Delta(state.submission.first_index + sequence.index, text, tokens, sequence.finish, sequence.stop_reason)

@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cacheaware_api.wire import Ledger
 
-from .engine import Engine
 from .errors import EngineBroke, Unavailable
 from .outbox import Outbox
 from .requests import RequestId, Submission
 from .step_reports import StepTotals
+
+if TYPE_CHECKING:
+    from .engine import Engine  # it loads torch; the servers answer before that is done
 
 log = logging.getLogger(__name__)
 

@@ -61,7 +61,7 @@ class Delta:
 
     index: int
     text: str
-    tokens: int
+    tokens: tuple[int, ...]
     finish: Finish | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it, where that was not the model's own end."""

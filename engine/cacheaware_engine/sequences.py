@@ -5,16 +5,24 @@ Plain state with the few rules that belong to one request. Who runs when is `sch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
 
 from .blocks import BlockKey
 from .blocks import Request as BlockRequest
 from .detokenizer import StopStrings, TextStream
-from .outbox import Outbox
-from .requests import Finish, Submission
+from .requests import Delta, Finish, Submission
 
 if TYPE_CHECKING:
     from .sampler import SequenceSampler
+
+
+class Sink(Protocol):
+    """Where a request's output goes. Called by the step loop, so nothing here may wait."""
+
+    def admitted(self, cached_tokens: int) -> None: ...
+    def post(self, deltas: Iterable[Delta]) -> None: ...
+    def close(self, error: Exception | None = None) -> None: ...
 
 
 class SequenceState:
@@ -82,7 +90,7 @@ class RequestState:
         submission: Submission,
         blocks: BlockRequest,
         sequences: list[SequenceState],
-        outbox: Outbox | None,
+        outbox: Sink | None,
         now: float,
     ) -> None:
         self.submission = submission

@@ -41,7 +41,7 @@ def load(settings: Settings, metrics: Metrics, clock: Callable[[], float] = time
     """Load the model named by the settings. Takes seconds to minutes; nothing else may use torch meanwhile."""
     started = clock()
     torch.set_num_threads(settings.threads)
-    folder = model_source.fetch(settings.model, on_progress=_say)
+    folder = model_source.fetch(settings.model, on_progress=_LoggedProgress())
     config = read_config(folder)
     max_model_len = config.context(settings.max_model_len)
     dtype = torch_dtype(settings.dtype)
@@ -94,11 +94,20 @@ def blocks_in(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> in
     blocks = settings.kv_cache_memory // block_bytes
     if blocks < 2:
         raise NotEnoughMemory(
-            f"--kv-cache-memory {settings.kv_cache_memory} is not enough for two blocks of {settings.block_size} tokens "
+            f"--kv-cache-memory {settings.kv_cache_memory} holds less than two blocks of {settings.block_size} tokens "
             f"({block_bytes} bytes each): give at least {2 * block_bytes}"
         )
     return blocks
 
 
-def _say(text: str, fraction: float | None) -> None:
-    log.info("%s", text, extra=values(done=None if fraction is None else f"{fraction:.0%}"))
+class _LoggedProgress:
+    """Log lines about a download or a conversion: one for each thing that is done, and one a quarter of it."""
+
+    def __init__(self) -> None:
+        self._said: tuple[str, int] | None = None
+
+    def __call__(self, text: str, fraction: float | None) -> None:
+        now = (text, int((fraction or 0) * 4))
+        if now != self._said:
+            self._said = now
+            log.info("%s", text, extra=values(done=None if fraction is None else f"{fraction:.0%}"))
