@@ -38,6 +38,7 @@ def _body(wanted: Wanted) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": wanted.spec.model.name,
         "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
     }
     if tier := _tier_to_name(wanted):
         body["service_tier"] = tier

@@ -6,6 +6,7 @@ For tests. The stand-ins are those of `cacheaware_operator.testing`: real proces
 from __future__ import annotations
 
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -144,6 +145,9 @@ class UpProcess:
         self._reader.join(DEADLINE)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        for state in state_file.read_all(self.state_home / "cacheaware"):
+            if state.pid == self.process.pid:
+                shutil.rmtree(state.folder, ignore_errors=True)  # killed, it could not do so itself
 
 
 def all_gone(pids: Iterable[int]) -> bool:

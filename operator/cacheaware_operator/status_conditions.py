@@ -13,6 +13,7 @@ from cacheaware_api import wire
 from cacheaware_api.conditions import ConditionStatus, ConditionType, Reason
 from cacheaware_operator.fleet import PartState, ReplicaSnapshot, Snapshot
 from cacheaware_operator.plan import Wanted
+from cacheaware_operator.status_figures import weighted_mean
 
 _TRUE, _FALSE, _UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 ENOUGH_REQUESTS = 20  # without a single hit, before that is called a fault
@@ -172,24 +173,16 @@ def _sla_met(wanted: Wanted, answered: list[ReplicaSnapshot]) -> Finding:
         return Finding(kind, _TRUE, Reason.NO_SLA, "no tier was promised a latency")
     missed, seen = [], False
     for tier in promised:
-        figures = [
-            replica.status.tiers[tier.name]
-            for replica in answered
-            if replica.status and tier.name in replica.status.tiers
-        ]
-        requests = sum(each.requests for each in figures if each.attainment_percent is not None)
-        if requests == 0:
+        figures = [each for replica in answered if replica.status and (each := replica.status.tiers.get(tier.name))]
+        attained = weighted_mean(figures, lambda figure: figure.attainment_percent)
+        if attained is None:
             continue
         seen = True
-        attained = sum(
-            each.requests * each.attainment_percent for each in figures if each.attainment_percent is not None
-        )
-        if attained < tier.sla.attainment_percent * requests:
-            missed.append(f"{tier.name} {int(attained / requests)} % of {tier.sla.attainment_percent}")
+        if attained < tier.sla.attainment_percent:
+            missed.append(f"{tier.name} {int(attained)} % of {tier.sla.attainment_percent} %")
     if missed:
-        return Finding(
-            kind, _FALSE, Reason.TIERS_MISSED, f"{', '.join(missed)}: give more quota or weight, or replicas"
-        )
+        message = f"{', '.join(missed)}: give more quota or weight, or replicas"
+        return Finding(kind, _FALSE, Reason.TIERS_MISSED, message)
     if not seen:
         return Finding(kind, _UNKNOWN, Reason.NO_TRAFFIC, "no request of a tier with an SLA in the last 5 minutes")
     return Finding(kind, _TRUE, Reason.ALL_TIERS_MET)
