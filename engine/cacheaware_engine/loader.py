@@ -164,12 +164,10 @@ class _Taker:
         self._left.discard(name)
         return tensor.to(device=self.device, dtype=self.dtype)
 
-    def discard(self, name: str) -> bool:
-        """Leave a tensor out on purpose; False if there is none."""
-        if name not in self._left:
-            return False
-        self._left.discard(name)
-        return True
+    def refuse_untied(self, head: str, embedding: Tensor) -> None:
+        """Some exporters write a tied matrix twice; two different ones contradict the configuration."""
+        if head in self._left and not torch.equal(self(head, *embedding.shape), embedding):
+            raise ModelUnreadable(f"config.json says tie_word_embeddings, and {head} differs from the embedding")
 
     def refuse_leftovers(self) -> None:
         """A tensor that nothing uses is a feature that would be silently missing."""
@@ -183,11 +181,11 @@ class _Taker:
 def _assemble(take: _Taker, config: ModelConfig) -> Llama:
     embedding = take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     layers = [_layer(take, config, f"model.layers.{index}.") for index in range(config.num_layers)]
-    head = embedding
-    if not config.tied_embeddings:
+    if config.tied_embeddings:
+        take.refuse_untied("lm_head.weight", embedding)
+        head = embedding
+    else:
         head = take("lm_head.weight", config.vocab_size, config.hidden_size)
-    elif take.discard("lm_head.weight"):
-        pass  # some exporters write the tied matrix twice
     return Llama(
         config=config,
         embedding=embedding,

@@ -123,7 +123,7 @@ def read_config(folder: Path) -> ModelConfig:
     hidden = _count(full, "hidden_size")
     head_dim = _count(full, "head_dim") if full.get("head_dim") is not None else hidden // heads
     if head_dim % 2:
-        raise ModelUnsupported(f"rotary embeddings need an even head size, and head_dim is {head_dim}")
+        raise ModelUnreadable(f"{path}: rotary embeddings need an even head size, and head_dim is {head_dim}")
     attention_bias = bool(full.get("attention_bias", False))
     return ModelConfig(
         architecture=architecture,

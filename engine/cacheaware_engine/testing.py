@@ -19,6 +19,7 @@ CHAT_TEMPLATE: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+MERGES: Final = (("t", "h"), ("th", "e"))  # so that a token is not always one letter
 SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 TINY_MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -97,12 +98,13 @@ def save_tiny_model(folder: Path, kind: str = "llama-gqa", *, seed: int = 0, **c
 
 
 def byte_tokenizer() -> Any:
-    """A byte-level tokenizer that reads any text: 256 bytes and the special tokens of a ChatML conversation."""
+    """A byte-level tokenizer that reads any text: 256 bytes, a few merges, and the special tokens of ChatML."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(merge) for merge in MERGES)]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(MERGES)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
