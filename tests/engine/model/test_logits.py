@@ -249,7 +249,8 @@ def batches(draw: st.DrawFn) -> tuple[int, list[Progress]]:
     for index in range(draw(st.integers(1, 4))):
         tokens = draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=40))
         source, shared = None, 0
-        if sequences and draw(st.booleans()):
+        shares: bool = draw(st.booleans())
+        if sequences and shares:
             source = draw(st.integers(0, index - 1))
             shared = draw(st.integers(0, len(sequences[source].tokens) // block_size))
             tokens = sequences[source].tokens[: shared * block_size] + tokens

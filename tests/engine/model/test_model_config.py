@@ -180,5 +180,5 @@ def test_a_context_longer_than_the_models_is_refused_with_both_numbers(write: Wr
     config = read_config(write())
     assert config.context(None) == 256
     assert config.context(100) == 100
-    with pytest.raises(ContextTooLong, match="--max-model-len 257 .* 256"):
+    with pytest.raises(ContextTooLong, match=r"--max-model-len 257 .* 256"):
         config.context(257)

@@ -33,7 +33,8 @@ def by_definition(logits: Sequence[float], params: SamplingParams) -> list[float
     ranked = sorted(left, key=lambda token: -left[token])
     if params.top_k is not None:
         ranked = ranked[: params.top_k]
-    total, reached, kept = sum(left[token] for token in ranked), 0.0, []
+    kept: list[int] = []
+    total, reached = sum(left[token] for token in ranked), 0.0
     for token in ranked:
         if kept and params.top_p < 1 and reached >= params.top_p * total:
             break
