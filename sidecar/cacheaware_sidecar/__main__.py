@@ -6,11 +6,10 @@ Exit codes: 0 after SIGTERM or SIGINT, 1 when a part of it failed, 2 for a bad s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NoReturn
 
 from cacheaware_sidecar import logs
 from cacheaware_sidecar.secret_files import SecretsError
@@ -22,23 +21,20 @@ from cacheaware_sidecar.view_source import ViewRefused
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     settings = parse(arguments)
     logs.configure(settings.log_level, settings.log_format)
-    with contextlib.suppress(ImportError):  # faster where it is installed; nothing depends on it
-        import uvloop
-
-        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     try:
         sidecar = Sidecar(settings)
     except (ViewRefused, SecretsError) as error:
         _fail(str(error))
     try:
-        asyncio.run(_serve(sidecar))
+        with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+            well = runner.run(_serve(sidecar))
     except OSError as error:
         _fail(f"--host/--port or --control-host/--control-port: {error.strerror or error}")
-    sys.exit(0)
+    sys.exit(0 if well else 1)
 
 
-async def _serve(sidecar: Sidecar) -> None:
-    """Until SIGTERM or SIGINT, then drained; a second signal ends it at once."""
+async def _serve(sidecar: Sidecar) -> bool:
+    """Until SIGTERM or SIGINT, then drained; a second signal ends it at once. False: a part of it failed."""
     stop, at_once = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
@@ -48,12 +44,27 @@ async def _serve(sidecar: Sidecar) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     async with sidecar.serving():
-        await stop.wait()
-        waits = {asyncio.create_task(sidecar.drain()), asyncio.create_task(at_once.wait())}
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for task in waits:
-            task.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+        await _first_of(stop.wait(), sidecar.failed.wait())
+        if not sidecar.failed.is_set():
+            await _first_of(sidecar.drain(), at_once.wait())
+    return not sidecar.failed.is_set()
+
+
+async def _first_of(*work: Coroutine[Any, Any, object]) -> None:
+    tasks = [asyncio.create_task(one) for one in work]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed; nothing depends on it."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def _fail(problem: str) -> NoReturn:

@@ -129,7 +129,7 @@ class FairQueue:
         tenant = tier.tenants[request.tenant]
         del tenant.entries[bisect.bisect_left(tenant.entries, entry)]
         tier.waiting -= 1
-        self._forget_idle_tenants(tier)
+        self._level(tier)
         return True
 
     def pop(self, now: float, eligible: Callable[[str], bool] = lambda tier: True) -> Waiting | None:
@@ -174,8 +174,13 @@ class FairQueue:
                     best = (rank, request)
         return None if best is None else best[1]
 
-    def _forget_idle_tenants(self, tier: _Tier) -> None:
-        # An idle tenant that owes nothing would start anew at `started` anyway. Swept now and then: O(1) amortised.
+    def _level(self, tier: _Tier) -> None:
+        """Where nobody waits any more, nobody is owed: the next ones start level. Then forget tenants that are gone."""
+        if not tier.waiting:
+            tier.started = max(tier.started, *(tenant.served for tenant in tier.tenants.values()))
+        if not self._entries:
+            self._started = max(self._started, *(tier.served for tier in self._tiers.values()))
+        # An idle tenant that owes nothing would start at `started` anyway. Swept now and then: O(1) amortised.
         if len(tier.tenants) < 64 or len(tier.tenants) < 2 * tier.waiting:
             return
         for name, tenant in list(tier.tenants.items()):

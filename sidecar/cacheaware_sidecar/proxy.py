@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import time
 import uuid
 from collections.abc import Callable
+from typing import TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -31,7 +31,7 @@ from cacheaware_sidecar.identity import Caller, identify
 from cacheaware_sidecar.prefix_index import PrefixIndex
 from cacheaware_sidecar.prefix_key import PrefixKey, prefix_key
 from cacheaware_sidecar.record import Outcome, Record, Recorder
-from cacheaware_sidecar.relay import StreamRelay
+from cacheaware_sidecar.relay import ClientGone, StreamRelay
 from cacheaware_sidecar.rewrite import (
     Asked,
     for_engine,
@@ -49,7 +49,7 @@ from cacheaware_sidecar.tiers import choose_tier, loosened, promise_of
 from cacheaware_sidecar.traffic import Traffic
 from cacheaware_sidecar.view_source import ViewSource
 
-log = logging.getLogger(__name__)
+R = TypeVar("R", bound=web.StreamResponse)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Proxy:
     async def _forward(
         self, request: web.Request, record: Record, prepared: _Prepared, dispatch: Dispatch
     ) -> web.StreamResponse:
-        record.queued, record.held = self._clock() - record.arrived - dispatch.held, dispatch.held
+        record.queued, record.held = dispatch.queued, dispatch.held
         record.flush_reason, record.group = dispatch.flush_reason, dispatch.group
         record.forwarded_at = self._clock()
         asked = prepared.asked
@@ -217,8 +217,12 @@ class Proxy:
         record.status = 200
         response = _with_ours(web.StreamResponse(headers=dict(response_headers(answer.headers.items()))), record)
         self._server_timing(response, record)
-        await response.prepare(request)
-        await stream.run(response, chunk)
+        try:
+            await stream.run(request, response, chunk)
+        except ClientGone:
+            if request.transport is not None:
+                request.transport.abort()  # closing would wait for a client that does not read
+            raise
         return response
 
     async def _whole(self, record: Record, answer: aiohttp.ClientResponse) -> web.Response:
@@ -289,6 +293,7 @@ class Proxy:
     async def _ask(self, request: web.Request, record: Record, body: bytes | None) -> web.Response:
         url = self._settings.engine_url + request.path
         headers = request_headers(request.headers.items(), record.id)
+        record.forwarded_at = self._clock()
         try:
             async with (
                 asyncio.timeout(self._settings.first_byte_timeout),
@@ -328,7 +333,7 @@ class Proxy:
         )
 
 
-def _with_ours(response: web.StreamResponse, record: Record) -> web.StreamResponse:
+def _with_ours(response: R, record: Record) -> R:
     """Our headers, on every answer."""
     response.headers["x-request-id"] = record.id
     if record.tier is not None:

@@ -23,8 +23,11 @@ _LONGEST_ERROR = 1024 * 1024
 _TAIL_SECONDS = 0.05  # after [DONE], for the end of the engine's message, so that its connection can be used again
 
 
-class ClientStalled(ConnectionError):
-    """The client has stopped reading: its place in the engine goes to somebody else."""
+class ClientGone(ConnectionError):
+    """The client has left, or reads no more: its place in the engine goes to somebody else.
+
+    The client library's own exception would also be one of the engine's connection.
+    """
 
 
 def is_event_stream(answer: aiohttp.ClientResponse) -> bool:
@@ -94,8 +97,12 @@ class StreamRelay:
             raise EngineStream("the engine ended the stream before its first byte")
         return chunk
 
-    async def run(self, response: web.StreamResponse, chunk: bytes) -> None:
-        """Pass on `chunk` and all that follows; `response` is prepared. Raises `ConnectionError` if the client left."""
+    async def run(self, request: web.Request, response: web.StreamResponse, chunk: bytes) -> None:
+        """Send the head, `chunk` and all that follows. Raises `ClientGone`."""
+        try:
+            await response.prepare(request)
+        except ConnectionError as error:
+            raise ClientGone("the client left") from error
         try:
             await self._pass_on(response, chunk)
         except (EngineStream, EventTooLarge) as error:
@@ -107,7 +114,7 @@ class StreamRelay:
             await self._break_off(response, message, Reason.IDLE_TIMEOUT)
         else:
             self._record.ended(Outcome.ENGINE_BROKE if self._meter.error else Outcome.ANSWERED)
-            await response.write_eof()
+            await self._end(response)
             await self._read_tail()
 
     async def _pass_on(self, response: web.StreamResponse, chunk: bytes) -> None:
@@ -120,7 +127,7 @@ class StreamRelay:
                     events = self._wanted(self._parser.feed(chunk))
                     if events:
                         writing = True
-                        await response.write(events)
+                        await self._write(response, events)
                         writing = False
                     if self._meter.done:
                         return
@@ -128,11 +135,11 @@ class StreamRelay:
                 events = self._wanted(self._parser.finish()) + self._parser.rest
                 if events:
                     writing = True
-                    await response.write(events)
+                    await self._write(response, events)
                     writing = False
         except TimeoutError:
             if writing:
-                raise ClientStalled(f"the client read nothing for {self._idle:g} s") from None
+                raise ClientGone(f"the client read nothing for {self._idle:g} s") from None
             raise
         if not self._meter.done and not self._meter.error:
             raise EngineStream("the engine ended the stream early")
@@ -149,9 +156,24 @@ class StreamRelay:
 
     async def _break_off(self, response: web.StreamResponse, message: str, reason: Reason) -> None:
         # What is left in the parser is half an event: it would swallow the error event, so it is not sent.
-        async with asyncio.timeout(self._idle):
-            await response.write(error_event(message, reason))
+        try:
+            async with asyncio.timeout(self._idle):
+                await self._write(response, error_event(message, reason))
+                await self._end(response)
+        except TimeoutError:
+            raise ClientGone(f"the client read nothing for {self._idle:g} s") from None
+
+    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
+        try:
+            await response.write(data)
+        except ConnectionError as error:
+            raise ClientGone("the client left") from error
+
+    async def _end(self, response: web.StreamResponse) -> None:
+        try:
             await response.write_eof()
+        except ConnectionError as error:
+            raise ClientGone("the client left") from error
 
     async def _read_tail(self) -> None:
         try:

@@ -62,6 +62,7 @@ class Sidecar:
         self._secrets = load_secrets(settings.secrets_dir)
         self._secret_files = WatchedFiles(settings.secrets_dir / name for name in (SALT_KEY, CONTROL_TOKEN, API_KEYS))
         self._view_files = WatchedFiles([settings.view_file])
+        self.failed = asyncio.Event()  # a part that should run for ever has not
         self.traffic = Traffic()
         self.dispatcher = Dispatcher(settings.max_queue)
         self.dispatcher.set_slots(slots_of(None, settings.engine_slots))
@@ -118,7 +119,7 @@ class Sidecar:
             async with (
                 _listening(app, settings.host, settings.port) as port,
                 _listening(control, settings.control_host, settings.control_port) as control_port,
-                _running(link.run(), self._watch_files()),
+                _running(self.failed, link.run(), self._watch_files()),
             ):
                 log.info("serving", extra=values(port=port, control_port=control_port, engine=settings.engine_url))
                 yield Ports(port, control_port)
@@ -198,8 +199,17 @@ async def _listening(app: web.Application, host: str, port: int) -> AsyncIterato
 
 
 @contextlib.asynccontextmanager
-async def _running(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _running(failed: asyncio.Event, *work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run tasks that never end by themselves beside the block; `failed` is set when one does."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            log.error("a part of the sidecar failed", exc_info=task.exception())
+            failed.set()
+
     tasks = [asyncio.create_task(one) for one in work]
+    for task in tasks:
+        task.add_done_callback(ended)
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ learns that nobody waits any more.
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
@@ -48,7 +49,9 @@ async def call(
     """
     response: aiohttp.ClientResponse | None = None
     try:
-        response = await session.request(method, url, data=body, headers=headers, allow_redirects=False)
+        # From a file object a large body is written piece by piece, so that other requests go on meanwhile.
+        data = None if body is None else io.BytesIO(body)
+        response = await session.request(method, url, data=data, headers=headers, allow_redirects=False)
         yield response
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise NoEngine(f"the engine cannot be reached ({_words(error)}): try again in a moment") from error
@@ -58,15 +61,11 @@ async def call(
         raise EngineBroke(f"the engine broke the connection ({_words(error)}): the request may have run") from error
     finally:
         if response is not None:
-            response.close() if not _read_to_the_end(response) else response.release()
+            response.close()  # one that was read to its end has given its connection back already
 
 
 class EngineStream(Exception):
     """The engine's stream broke or makes no sense; the message says how."""
-
-
-def _read_to_the_end(response: aiohttp.ClientResponse) -> bool:
-    return response.content.at_eof() and response.content.exception() is None
 
 
 def _words(error: BaseException) -> str:
