@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cacheaware_api import wire
 
@@ -143,9 +143,7 @@ class BlockPool:
         self._read_clock()
         self.public_keys = keys
         self._prefixes = {name: tuple(prefix) for name, prefix in prefixes.items()}
-        for block in list(self._residents.blocks()):
-            if self._is_retired(block):
-                self._evict(block)
+        self._evict_retired(list(self._residents.blocks()))
         for prefix in self._prefixes.values():
             for block in self._residents.path(prefix):
                 if block.owner is not self._public and self._public_has_room():
@@ -433,15 +431,16 @@ class BlockPool:
         for block, count in blocks:
             residents.let_go(block, request, count, tier)
         freed = sum(not residents.is_resident(block) for block, _ in blocks)
-        for block, _ in blocks:
-            if residents.is_resident(block) and self._is_retired(block):
-                self._evict(block)
+        self._evict_retired([block for block, _ in blocks])
         self._trim()
         return freed
 
-    def _is_retired(self, block: Block) -> bool:
-        """An idle block of a prefix that is public no more."""
-        return block.owner is self._public and not block.holders and block.key not in self.public_keys
+    def _evict_retired(self, blocks: Iterable[Block]) -> None:
+        """Of these, idle blocks of prefixes that are public no more go."""
+        for block in blocks:
+            if block.owner is self._public and not block.holders and block.key not in self.public_keys:
+                if self._residents.is_resident(block):  # it may have gone with one above it
+                    self._evict(block)
 
     def _trim(self) -> None:
         """No owner keeps cached blocks beyond its limit."""
