@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from cacheaware import quick_start
 from cacheaware.display import Display
 from cacheaware.file_watch import FileWatch
+from cacheaware.interrupts import until_signalled
 from cacheaware.local_pool import LocalPool, Options
 from cacheaware.model_fetch import ModelUnavailable, OnProgress, fetch_model
 from cacheaware.state_file import AlreadyRunning
@@ -47,36 +47,9 @@ def main(path: Path, options: Options, display: Display, fetch: Fetch = fetch_mo
         return 1
     serving = _Serving(path, content, pool_file, dataclasses.replace(options, file=path), display, fetch)
     with contextlib.suppress(KeyboardInterrupt):  # before our own handlers are set
-        return asyncio.run(_until_signalled(serving))
+        code = asyncio.run(until_signalled(serving.run(), serving.kill))
+        return 0 if code is None else code
     return 0
-
-
-async def _until_signalled(serving: _Serving) -> int:
-    """Serve; the first SIGINT, SIGTERM or SIGHUP asks to stop, the second ends every process at once."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(serving.run())
-    asked = False
-
-    def on_signal() -> None:
-        nonlocal asked
-        if asked:
-            serving.kill()
-        else:
-            asked = True
-            task.cancel()
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for each in signals:
-        loop.add_signal_handler(each, on_signal)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if not asked:
-            raise
-        return 0
-    finally:
-        for each in signals:
-            loop.remove_signal_handler(each)
 
 
 class _Serving:

@@ -1,0 +1,88 @@
+"""Valid fields that this release does not act on are refused by name; cluster-only ones are noticed."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cacheaware_operator.plan import Wanted
+from cacheaware_operator.unbuilt import cluster_only, not_built_yet
+
+
+def with_field(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    functools.reduce(lambda node, part: node[part], parents, spec)[last] = value  # type: ignore[index]  # plain JSON
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "begins"),
+    [
+        pytest.param("engine.type", "VLLM", "spec.engine.type: VLLM", id="vllm"),
+        pytest.param("engine.kvCache.dtype", "INT8", "spec.engine.kvCache.dtype: INT8", id="int8"),
+        pytest.param("engine.kvCache.dtype", "FP8", "spec.engine.kvCache.dtype: FP8", id="fp8"),
+        pytest.param("model.source", "pvc://models/tiny", "spec.model.source: pvc://", id="volume"),
+        pytest.param("tiers.0.batchingWindow", "5ms", "spec.tiers[0] (gold).batchingWindow", id="window"),
+        pytest.param("tiers.1.admission", "Reject", "spec.tiers[1] (bronze).admission: Reject", id="reject"),
+        pytest.param(
+            "identity",
+            {"type": "TrustedHeaders", "trustedHeaders": {"secretRef": {"name": "gateway"}}},
+            "spec.identity.type: TrustedHeaders",
+            id="gateway",
+        ),
+        pytest.param("rebalancing", {"mode": "Auto"}, "spec.rebalancing.mode: Auto", id="rebalancing"),
+        pytest.param("rebalancing", {}, "spec.rebalancing.mode: Auto", id="rebalancing by default"),
+        pytest.param("rebalancing", {"mode": "DryRun"}, "spec.rebalancing.mode: DryRun", id="dry run"),
+        pytest.param(
+            "engine.env",
+            [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
+            "spec.engine.env[0].valueFrom",
+            id="variable from a secret",
+        ),
+    ],
+)
+def test_what_is_not_built_yet_is_refused_by_name(
+    make_wanted: Callable[..., Wanted], spec: dict[str, Any], path: str, value: Any, begins: str
+) -> None:
+    (reason,) = not_built_yet(make_wanted(with_field(spec, path, value)).spec)
+    assert reason.startswith(begins)
+    assert "not built yet: " in reason
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        pytest.param("tiers.0.batchingWindow", "0s", id="never held"),
+        pytest.param("tiers.0.batchingWindow", "0ms", id="never held, in milliseconds"),
+        pytest.param("tiers.0.admission", "Queue", id="queue"),
+        pytest.param("rebalancing", {"mode": "Off"}, id="rebalancing off"),
+        pytest.param("engine.kvCache.dtype", "Auto", id="compute dtype"),
+        pytest.param("model.source", "hf://org/model", id="hub"),
+    ],
+)
+def test_values_that_ask_for_nothing_more_are_taken(
+    make_wanted: Callable[..., Wanted], spec: dict[str, Any], path: str, value: Any
+) -> None:
+    assert not_built_yet(make_wanted(with_field(spec, path, value)).spec) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        pytest.param("engine.image", "example.com/engine:1", "spec.engine.image", id="image"),
+        pytest.param("engine.resources", {"limits": {"cpu": "2"}}, "spec.engine.resources", id="resources"),
+        pytest.param("podTemplate", {"nodeSelector": {"disk": "ssd"}}, "spec.podTemplate", id="pod template"),
+    ],
+)
+def test_what_only_a_cluster_has_is_noticed_and_not_refused(
+    make_wanted: Callable[..., Wanted], spec: dict[str, Any], path: str, value: Any, field: str
+) -> None:
+    changed = make_wanted(with_field(spec, path, value)).spec
+    (notice,) = cluster_only(changed)
+    assert notice.startswith(f"{field} has no effect here")
+    assert not_built_yet(changed) == []
+
+
+def test_a_plain_pool_needs_no_word(make_wanted: Callable[..., Wanted]) -> None:
+    assert cluster_only(make_wanted().spec) == []

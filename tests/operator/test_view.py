@@ -1,0 +1,106 @@
+"""The view is the spec with defaults filled in, and its number grows only when that changes."""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cacheaware_api import wire
+from cacheaware_api.testing import pools
+from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, parse_spec
+from cacheaware_operator.plan import Wanted
+from cacheaware_operator.view import build_view, effective_percent
+
+
+def view_of(
+    spec: CacheAwarePoolSpec, previous: wire.View | None = None, *, uid: str = "uid-1", text: str = "text"
+) -> wire.View:
+    return build_view(
+        spec,
+        uid=uid,
+        prefix_texts={prefix.name: text for prefix in spec.public_prefixes},
+        effective_percent=effective_percent(spec),
+        previous=previous,
+    )
+
+
+def test_a_view_has_every_field_of_the_spec_that_a_sidecar_needs(make_wanted: Callable[..., Wanted]) -> None:
+    view = view_of(make_wanted().spec)
+    assert view == wire.View(
+        revision=wire.Revision("uid-1", 1),
+        model="tiny",
+        tiers=(
+            wire.ViewTier(
+                name="bronze",
+                priority=0,
+                weight=1,
+                quota=wire.ViewQuota(nominal_percent=30),
+                sla=wire.ViewSLA(),
+                effective_percent=30,
+            ),
+            wire.ViewTier(
+                name="gold",
+                priority=100,
+                weight=4,
+                quota=wire.ViewQuota(nominal_percent=50, lending_limit_percent=25),
+                sla=wire.ViewSLA(time_to_first_token="800ms"),
+                effective_percent=50,
+                retention="10m",
+            ),
+        ),
+        sharing=wire.Sharing.TIER,  # nobody is known where identity is Open
+        identity=wire.ViewIdentity(wire.IdentityType.OPEN),
+        default_tier="bronze",
+    )
+
+
+@given(pool=pools())
+def test_unchanged_content_keeps_its_revision_and_order_means_nothing(pool: dict[str, Any]) -> None:
+    spec = parse_spec(pool["spec"])
+    first = view_of(spec)
+    reordered = copy.deepcopy(pool["spec"])
+    reordered["tiers"].reverse()
+    assert view_of(spec, first) == first
+    assert view_of(parse_spec(reordered), first) == first
+
+
+@given(pool_list=st.lists(pools(), min_size=1, max_size=6), repeats=st.integers(1, 3))
+def test_numbers_of_one_object_only_grow_and_never_name_two_contents(
+    pool_list: list[dict[str, Any]], repeats: int
+) -> None:
+    named: dict[int, wire.View] = {}
+    previous: wire.View | None = None
+    for pool in pool_list * repeats:
+        view = view_of(parse_spec(pool["spec"]), previous)
+        assert previous is None or view.revision.number in (previous.revision.number, previous.revision.number + 1)
+        assert named.setdefault(view.revision.number, view) == view
+        previous = view
+
+
+@given(pool=pools())
+def test_the_spec_is_not_rewritten_and_the_view_survives_its_trip_as_json(pool: dict[str, Any]) -> None:
+    spec = parse_spec(pool["spec"])
+    before = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    view = view_of(spec)
+    assert spec.model_dump(mode="json", by_alias=True, exclude_unset=True) == before
+    assert wire.from_json(wire.View, json.loads(json.dumps(wire.to_json(view)))) == view
+
+
+def test_another_object_begins_to_count_anew(make_wanted: Callable[..., Wanted]) -> None:
+    spec = make_wanted().spec
+    assert view_of(spec, view_of(spec), uid="uid-2").revision == wire.Revision("uid-2", 1)
+
+
+def test_a_new_text_of_a_public_prefix_is_a_new_revision(
+    make_wanted: Callable[..., Wanted], spec: dict[str, Any]
+) -> None:
+    spec |= {
+        "publicPercent": 10,
+        "publicPrefixes": [{"name": "assistant", "configMapKeyRef": {"name": "prompts", "key": "assistant"}}],
+    }
+    wanted = make_wanted(spec)
+    first = view_of(wanted.spec)
+    assert view_of(wanted.spec, first, text="new text").revision.number == 2
