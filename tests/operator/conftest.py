@@ -12,10 +12,6 @@ from cacheaware_api.v1alpha1 import parse_spec
 from cacheaware_operator.fleet import PartName, PartSnapshot, PartState, ReplicaSnapshot
 from cacheaware_operator.plan import Wanted
 
-# The machine may be busy with other things; how long one example takes says nothing.
-hypothesis.settings.register_profile("operator", deadline=None, max_examples=50)
-hypothesis.settings.load_profile("operator")
-
 SPEC: dict[str, Any] = {
     "model": {"name": "tiny", "source": "file:///models/tiny", "maxModelLen": 2048},
     "engine": {
