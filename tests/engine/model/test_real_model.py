@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cacheaware_engine.errors import ModelNotFound
 from cacheaware_engine.loader import LoadedModel, load_model
@@ -19,7 +17,7 @@ from cacheaware_engine.testing import greedy, load_reference, reference_logits
 pytestmark = pytest.mark.model
 
 STORY = "Once upon a time there was a robot who kept a garden on the moon. Every morning it counted the stars, and "
-PROMPTS = ["The capital of France is", "2 + 2 =", "def fibonacci(n):\n", "Grüße aus Köln! 你好 🙂", STORY * 8]
+PROMPTS = ["The capital of France is", "2 + 2 =", "def fibonacci(n):\n", "Grüße aus Köln! 你好 🙂", STORY * 6]
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +34,8 @@ def ours(folder: Path) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> Iterator[Any]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield load_reference(folder)
-    torch.set_num_threads(before)
+def reference(folder: Path) -> Any:
+    return load_reference(folder)
 
 
 def test_logits_are_those_of_transformers(ours: LoadedModel, reference: Any) -> None:
