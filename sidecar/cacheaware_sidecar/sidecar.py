@@ -72,6 +72,7 @@ class Sidecar:
         self.figures = Figures()
         self.metrics = Metrics(self._tier_names, self.gate.queued_of)
         self._link: EngineLink | None = None
+        self._proxy: Proxy | None = None
         self.views = ViewSource(self._view_changed)
         self.views.read_file(settings.view_file)
 
@@ -79,6 +80,11 @@ class Sidecar:
     def link(self) -> EngineLink:
         assert self._link is not None, "the link exists while the sidecar is serving"
         return self._link
+
+    @property
+    def proxy(self) -> Proxy:
+        assert self._proxy is not None, "the proxy exists while the sidecar is serving"
+        return self._proxy
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Ports]:
@@ -94,7 +100,7 @@ class Sidecar:
             self.metrics.registry.register(LedgerCollector(lambda: link.ledger))
             if self.views.view is not None:
                 link.want(self.views.view)
-            proxy = Proxy(
+            proxy = self._proxy = Proxy(
                 settings,
                 session,
                 views=self.views,

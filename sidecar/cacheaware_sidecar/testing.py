@@ -13,7 +13,7 @@ import gzip
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -157,7 +157,7 @@ class StubEngine:
         return web.json_response({"tokens": list(body["prompt"].encode()), "count": len(body["prompt"])})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        recorded = Recorded(request.method, request.path, dict(request.headers), await request.read())
+        recorded = Recorded(request.method, request.path, request.headers.copy(), await request.read())
         self.requests.append(recorded)
         async with self.arrived:
             self.arrived.notify_all()
@@ -437,6 +437,36 @@ async def running_sidecar(
         if wait_ready:
             await running.ready()
         yield running
+
+
+class CancelledAt:
+    """Drives a coroutine and cancels it at its nth suspension, as a client that leaves at that very moment does."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], number: int) -> None:
+        self._work = work
+        self._left = number
+        self.reached = False
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        throw: BaseException | None = None
+        while True:
+            try:
+                waits_for = self._work.send(None) if throw is None else self._work.throw(throw)
+            except StopIteration as stop:
+                return stop.value
+            throw = None
+            if self._left == 0 and not self.reached:
+                self.reached = True
+                if waits_for is not None:
+                    waits_for._asyncio_future_blocking = False
+                    waits_for.cancel()
+                throw = asyncio.CancelledError()
+                continue
+            self._left -= 1
+            try:
+                yield waits_for
+            except BaseException as error:
+                throw = error
 
 
 async def eventually(true: Callable[[], bool], seconds: float = 5.0) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
 from typing import Any
 
 import looptime
@@ -18,7 +17,7 @@ from cacheaware_sidecar.dispatch import Dispatch, Dispatcher
 from cacheaware_sidecar.errors import Busy, Reason, TooLate
 from cacheaware_sidecar.fair_queue import Terms, Waiting
 from cacheaware_sidecar.gate import Gate
-from cacheaware_sidecar.testing import StubEngine, view
+from cacheaware_sidecar.testing import CancelledAt, StubEngine, view
 
 pytestmark = pytest.mark.looptime
 
@@ -168,37 +167,6 @@ class TestRefusals:
                 await hold(gate, waiting("late", due=3.0), 1.0, [], reject_late=True)
             assert asyncio.get_running_loop().time() == started
         assert_empty(gate, budget)
-
-
-class CancelledAt:
-    """Drives a coroutine and cancels it at its nth suspension, as a client that leaves at that very moment does."""
-
-    def __init__(self, work: Coroutine[Any, Any, Any], number: int) -> None:
-        self._work = work
-        self._left = number
-        self.reached = False
-
-    def __await__(self) -> Any:
-        throw: BaseException | None = None
-        value: Any = None
-        while True:
-            try:
-                waits_for = self._work.throw(throw) if throw is not None else self._work.send(value)
-            except StopIteration as stop:
-                return stop.value
-            throw, value = None, None
-            if self._left == 0 and not self.reached:
-                self.reached = True
-                if waits_for is not None:
-                    waits_for._asyncio_future_blocking = False
-                    waits_for.cancel()
-                throw = asyncio.CancelledError()
-                continue
-            self._left -= 1
-            try:
-                value = yield waits_for
-            except BaseException as error:
-                throw = error
 
 
 class TestGivenBackOnce:
