@@ -31,6 +31,8 @@ from .step_reports import StepTotals, query_context
 
 log = logging.getLogger(__name__)
 
+_Delivery = tuple[RequestState, list[Delta], Exception | None]
+
 
 class Runner(Protocol):
     """What the engine needs of `ModelRunner`: the one way to tensors."""
@@ -123,13 +125,13 @@ class Engine:
         if (state := self._scheduler.get(request_id)) is not None:
             _abort_sequences(state)
             self._scheduler.remove(state)
-            self._close(state)
+            self._deliver(state, [])
 
     def fail_all(self, error: Exception) -> None:
         """The process is about to end: every live request ends with `error`. Blocks are not given back any more."""
         for state in self._scheduler.states:
             _abort_sequences(state)
-            self._close(state, error)
+            self._deliver(state, [], error)
 
     # -- quotas and public prefixes -----------------------------------------------------------------------------------
 
@@ -159,13 +161,22 @@ class Engine:
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    def step(self) -> bool:
-        """One step; False if there was nothing to compute."""
+    def step(self, before_delivery: Callable[[], None] = lambda: None) -> bool:
+        """One step; False if there was nothing to compute.
+
+        `before_delivery` is called when accounts and totals are those after the step and no client has heard of it yet.
+        """
         started = self._clock()
         step = self._scheduler.schedule()
-        self._account(step)
-        if not step.work:
-            return False
+        deliveries = self._account(step)
+        if step.work:
+            deliveries += self._compute(step, started)
+        before_delivery()
+        for state, deltas, error in deliveries:
+            self._deliver(state, deltas, error)
+        return bool(step.work)
+
+    def _compute(self, step: Step, started: float) -> list[_Delivery]:
         output = self._runner.forward(
             [
                 SequenceWork(
@@ -179,7 +190,7 @@ class Engine:
         )
         for copy in self._scheduler.complete(step):
             self._runner.copy_block(copy.source, copy.target)
-        self._sample(step, output)
+        deliveries = self._sample(step, output)
         self.totals = self.totals.plus(
             tokens=sum(work.end - work.start for work in step.work),
             query_context=sum(query_context(work.start, work.end) for work in step.work),
@@ -187,9 +198,9 @@ class Engine:
             unique_kv_bytes=output.unique_kv_bytes,
             seconds=self._clock() - started,
         )
-        return True
+        return deliveries
 
-    def _account(self, step: Step) -> None:
+    def _account(self, step: Step) -> list[_Delivery]:
         """What scheduling decided, told to clients and metrics."""
         for state in step.admitted:
             if state.outbox is not None:
@@ -197,13 +208,16 @@ class Engine:
                 state.outbox.admitted(cached)
                 self._metrics.admitted(len(state.submission.prompt), cached)
         self._metrics.preempted(len(step.preempted))
+        deliveries: list[_Delivery] = []
         for state, why in step.refused:
             _abort_sequences(state)
-            self._close(state, BadRequest(f"quotas changed while the request waited: {why}", code="never_fits"))
+            error = BadRequest(f"quotas changed while the request waited: {why}", code="never_fits")
+            deliveries.append((state, [], error))
         for state, sequence in step.ended:
-            self._deliver(state, [_delta(state, sequence, _rest_of_text(sequence), ())])
+            deliveries.append((state, [_delta(state, sequence, _rest_of_text(sequence), ())], None))
+        return deliveries
 
-    def _sample(self, step: Step, output: StepOutput) -> None:
+    def _sample(self, step: Step, output: StepOutput) -> list[_Delivery]:
         """One token for each sequence whose newest token was computed; a prompt's logits serve all its sequences."""
         rows: list[int] = []
         chosen: list[tuple[RequestState, SequenceState]] = []
@@ -212,7 +226,7 @@ class Engine:
             rows.extend(row for _ in sequences)
             chosen.extend((work.request, sequence) for sequence in sequences)
         if not chosen:
-            return
+            return []
         logits = output.logits if len(rows) == len(output.logits) else output.logits[torch.tensor(rows)]
         banned = {
             row: self._end_tokens(state.submission.generation)
@@ -225,8 +239,8 @@ class Engine:
         deltas: dict[RequestId, list[Delta]] = {}
         for (state, sequence), token in zip(chosen, tokens, strict=True):
             deltas.setdefault(state.submission.id, []).append(self._accept(state, sequence, token, now))
-        for state in {state.submission.id: state for state, _ in chosen}.values():
-            self._deliver(state, deltas[state.submission.id])
+        states = {state.submission.id: state for state, _ in chosen}
+        return [(states[request_id], deltas[request_id], None) for request_id in deltas]
 
     def _accept(self, state: RequestState, sequence: SequenceState, token: int, now: float) -> Delta:
         """The sequence has one more token; it may be its last."""
@@ -261,18 +275,22 @@ class Engine:
     def _end_tokens(self, generation: Generation) -> frozenset[int]:
         return generation.stop_token_ids if generation.ignore_eos else self._eos | generation.stop_token_ids
 
-    def _deliver(self, state: RequestState, deltas: list[Delta]) -> None:
+    def _deliver(self, state: RequestState, deltas: list[Delta], error: Exception | None = None) -> None:
+        """Tell the client what is new; after the last of it, the end. A request is counted before its client knows."""
+        ended = all(sequence.finish is not None for sequence in state.sequences) and not state.closed
+        if ended:
+            state.closed = True
+            self._count(state, error)
         if state.outbox is not None:
             state.outbox.post(deltas)
-        if all(sequence.finish is not None for sequence in state.sequences):
-            self._close(state)
+            if ended:
+                state.outbox.close(error)
 
-    def _close(self, state: RequestState, error: Exception | None = None) -> None:
-        """Every sequence has ended: tell the client, count it, and say one line, with nothing of its text."""
+    def _count(self, state: RequestState, error: Exception | None) -> None:
+        """Every sequence has ended: into the metrics with it, and one line into the log, with nothing of its text."""
         if state.outbox is None:
             self._prewarming.discard(state.submission.id)
             return
-        state.outbox.close(error)
         now = self._clock()
         for sequence in state.sequences:
             self._metrics.ended(sequence.finish or Finish.ABORT)

@@ -179,7 +179,7 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    stepped: SteppedEngine, kv_socket: Path, *, max_model_len: int = 256, max_body_bytes: int = 2**20
+    stepped: SteppedEngine, kv_socket: Path, *, max_model_len: int = 256, max_body_bytes: int = 2**18
 ) -> AsyncIterator[Served]:
     """Serve an engine on a port that the system picks, as model "tiny"."""
     service = Service("tiny", "file:///tiny", stepped.metrics)

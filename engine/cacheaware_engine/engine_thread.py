@@ -126,9 +126,9 @@ class EngineThread:
                 if self._stopping:
                     break
                 self._execute(commands)
-                worked = self._engine.step() if self._engine.busy else False
-                if worked or commands:
+                if commands:
                     self._publish()
+                worked = self._engine.step(self._publish) if self._engine.busy else False
             self._refuse(commands, Unavailable("the engine is stopping"))
         except BaseException as error:
             log.exception("a step failed; the engine stops")

@@ -14,7 +14,7 @@ from .requests import request_ids
 
 log = logging.getLogger(__name__)
 
-LABEL = "label"  # key of a request's own id among its values
+LABEL = web.RequestKey("label", str)  # the request's id in logs and in its response
 REQUEST_ID = "x-request-id"
 RETRY_AFTER_S = 1
 

@@ -77,6 +77,7 @@ class RequestState:
         "arrived",
         "blocks",
         "cached_tokens",
+        "closed",
         "first_token",
         "forked",
         "outbox",
@@ -102,3 +103,4 @@ class RequestState:
         self.cached_tokens: int | None = None  # of the prompt, at first admission
         self.forked = len(sequences) == 1  # sequences after the first exist once the prompt is computed
         self.preemptions = 0
+        self.closed = False  # its end was counted and told

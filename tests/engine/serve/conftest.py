@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cacheaware_engine.engine_testing import load_for_test
+from cacheaware_engine.engine_testing import Served, SteppedEngine, load_for_test, served
 from cacheaware_engine.loader import LoadedModel
 from cacheaware_engine.testing import load_reference, save_tiny_model
 
@@ -28,3 +29,11 @@ def tiny(tiny_folder: Path) -> LoadedModel:
 @pytest.fixture(scope="session")
 def reference(tiny_folder: Path) -> Any:
     return load_reference(tiny_folder)
+
+
+@pytest.fixture
+async def server(tiny: LoadedModel, tmp_path: Path) -> AsyncIterator[Served]:
+    """A tiny model with a small cache, served on loopback."""
+    async with served(SteppedEngine(tiny, num_blocks=96, block_size=4), tmp_path / "kv.sock") as running:
+        yield running
+        assert not running.deaths, "the step loop broke"
