@@ -92,6 +92,7 @@ def test_slots_are_apportioned_like_nominal_blocks_and_too_few_are_refused() -> 
         ValueError, match=r"3 tiers have a nominal quota .* only 2 sequences at once: raise --max-num-seqs"
     ):
         quota.apportion_slots(2, {"a": 1, "b": 1, "c": 1})
+    assert quota.apportion_slots(3, {"a": 1, "b": 1, "c": 98}) == {"a": 1, "b": 1, "c": 1}
 
 
 # -- percent to blocks ------------------------------------------------------------------------------------------------
@@ -114,14 +115,14 @@ def test_the_borrowing_limit_in_blocks(nominal_percent: int, borrowing: int | No
 @pytest.mark.parametrize(
     ("lending", "blocks"),
     [
-        pytest.param(None, 299, id="absent: all of it"),
-        pytest.param(30, 299, id="as much as nominal: all of it"),
+        pytest.param(None, 300, id="absent: all of it"),
+        pytest.param(30, 300, id="as much as nominal: all of it, though 30 % of 997 is less"),
         pytest.param(29, 289, id="rounded down"),
         pytest.param(0, 0, id="0: none"),
     ],
 )
 def test_the_lending_limit_in_blocks(lending: int | None, blocks: int) -> None:
-    assert quota.lending_blocks(997, 299, 30, lending) == blocks
+    assert quota.lending_blocks(997, 300, 30, lending) == blocks
 
 
 def view_of(*tiers: wire.ViewTier, public_percent: int = 0) -> wire.View:
@@ -177,8 +178,8 @@ def test_a_tier_and_the_public_share_of_one_percent_are_not_rounded_to_nothing()
 
 
 def test_when_blocks_are_fewer_than_shares_the_more_important_of_equals_has_one() -> None:
-    quotas = quota.quotas_for(view_of(tier("low", 50, priority=1), tier("high", 50, priority=2)), 1)
-    assert {each.name: each.nominal for each in quotas.tiers} == {"low": 0, "high": 1}
+    quotas = quota.quotas_for(view_of(tier("a", 50, priority=1), tier("b", 50, priority=2)), 1)
+    assert {each.name: each.nominal for each in quotas.tiers} == {"a": 0, "b": 1}
 
 
 @given(views(), st.integers(0, 3000))

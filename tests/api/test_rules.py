@@ -198,6 +198,20 @@ def test_a_broken_rule_is_the_one_problem_that_is_told(
     assert [str(problem) for problem in caught.value.problems] == [expected]
 
 
+@pytest.mark.parametrize(
+    "reaches",
+    [
+        pytest.param(change("tiers", 1, "quota", "nominalPercent", to=40), id="shares of the whole"),
+        pytest.param(change("tiers", 0, "quota", "lendingLimitPercent", to=50), id="lends all it has"),
+        pytest.param(change("tiers", 0, "batchingWindow", to="400ms"), id="a window of half the SLA"),
+        pytest.param(change("rebalancing", "interval", to="1s"), id="the least interval"),
+    ],
+)
+def test_a_bound_may_be_reached(pool: dict[str, Any], reaches: Callable[[Spec], None]) -> None:
+    reaches(pool["spec"])
+    assert parse_pool(pool)
+
+
 def test_every_problem_is_told_at_once_whether_of_a_field_or_a_rule(pool: dict[str, Any]) -> None:
     spec = pool["spec"]
     spec["tiers"][0]["quota"] = {"nominalPercent": 20, "lendingLimitPercent": 30}

@@ -40,6 +40,11 @@ def test_values(text: str, value: Any) -> None:
     assert document.data == value
 
 
+def test_of_several_merges_the_first_named_wins() -> None:
+    (document,) = documents(b"a: &x {k: 1}\nb: &y {k: 2, l: 2}\nc: {<<: [*x, *y]}\n")
+    assert document.data["c"] == {"k": 1, "l": 2}
+
+
 def test_documents_are_numbered_and_empty_ones_left_out() -> None:
     found = documents(b"---\n---\na: 1\n---\n# only a comment\n---\nb: 2\n")
     assert [(each.number, each.data, each.line()) for each in found] == [(2, {"a": 1}, 3), (4, {"b": 2}, 7)]
