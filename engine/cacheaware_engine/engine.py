@@ -172,7 +172,12 @@ class Engine:
         if step.work:
             deliveries += self._compute(step, started)
         before_delivery()
+        # What scheduling ended and what was sampled may be of one request, which must hear of its end last.
+        merged: dict[RequestId, _Delivery] = {}
         for state, deltas, error in deliveries:
+            _, earlier, failure = merged.get(state.submission.id, (state, [], None))
+            merged[state.submission.id] = (state, [*earlier, *deltas], failure or error)
+        for state, deltas, error in merged.values():
             self._deliver(state, deltas, error)
         return bool(step.work)
 
