@@ -230,6 +230,14 @@ def test_every_problem_is_told_at_once_whether_of_a_field_or_a_rule(pool: dict[s
     ]
 
 
+def test_tiers_that_are_all_wrong_are_not_called_too_few(pool: dict[str, Any]) -> None:
+    for tier in pool["spec"]["tiers"]:
+        tier["weight"] = 0
+    with pytest.raises(ObjectInvalid) as caught:
+        parse_pool(pool)
+    assert [problem.path for problem in caught.value.problems] == ["spec.tiers[0].weight", "spec.tiers[1].weight"]
+
+
 def test_the_engine_type_cannot_change(pool: dict[str, Any]) -> None:
     other = pool["spec"] | {"engine": {"type": "VLLM"}}
     (broken,) = rules.broken_by_change(pool["spec"], other)
