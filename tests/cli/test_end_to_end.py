@@ -1,0 +1,171 @@
+"""`cacheaware up` with the real engine and the real sidecar, on a tiny random model."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from typer.testing import CliRunner
+
+from cacheaware.__main__ import app
+from cacheaware.testing import DEADLINE, POOL, UpProcess, all_gone, nobody_listens
+
+pytest.importorskip("torch", reason="needs the engine extra")
+
+REAL_UP = "import sys; from cacheaware.__main__ import app; app(['up', '-f', sys.argv[1], '--port', sys.argv[2]])"
+MESSAGES: Any = [{"role": "user", "content": "The quick brown fox jumps over the lazy dog. " * 5}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from cacheaware_engine.testing import save_tiny_model
+
+    return save_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=8192)
+
+
+@pytest.fixture
+def real_pool(tmp_path: Path, model: Path) -> Path:
+    file = tmp_path / "pool.yaml"
+    file.write_text(
+        POOL.replace("file:///models/tiny", f"file://{model}").replace(
+            "{type: Torch}", "{type: Torch, args: [--threads=1], kvCache: {memory: 16Mi}}"
+        )
+    )
+    return file
+
+
+@pytest.fixture
+def run_real_up(state_home: Path, environment: dict[str, str]) -> Iterator[Callable[[Path], UpProcess]]:
+    started: list[UpProcess] = []
+
+    def start(file: Path) -> UpProcess:
+        started.append(UpProcess(file, environment, state_home, code=REAL_UP))
+        return started[-1]
+
+    yield start
+    for up in started:
+        up.clean_up()
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_a_pool_from_its_first_answer_to_its_end(
+    run_real_up: Callable[[Path], UpProcess], real_pool: Path, environment: dict[str, str]
+) -> None:
+    up = run_real_up(real_pool)
+    state = up.ready()
+    (replica,) = state.replicas
+    client = openai.OpenAI(base_url=f"{replica.url}/v1", api_key="none", max_retries=0, timeout=DEADLINE)
+
+    # it answers, and the second time it finds the prompt in the cache
+    def chat(**options: Any) -> Any:
+        return client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=8, temperature=0, **options)
+
+    first, second = chat(), chat()
+    assert first.choices[0].message.content == second.choices[0].message.content
+    assert second.usage.prompt_tokens_details.cached_tokens > 0
+    assert [each.id for each in client.models.list()] == ["tiny"]
+    with pytest.raises(openai.BadRequestError, match="gold"):
+        chat(service_tier="platinum")
+
+    # its status is what the engine's ledger says
+    def status() -> dict[str, Any]:
+        result = CliRunner(env=environment).invoke(app, ["status", "chat", "-o", "json"])
+        assert result.exit_code == 0, result.output
+        return dict(json.loads(result.stdout)["status"])
+
+    before = status()
+    tiers = {tier["name"]: tier for tier in before["tiers"]}
+    assert before["capacity"]["minBlocks"] > 0
+    assert tiers["bronze"]["cachedBlocks"] > 0
+    assert tiers["bronze"]["hitPercent"] > 0
+    assert {each["type"]: each["status"] for each in before["conditions"]}["QuotaEnforced"] == "True"
+
+    # a quota changes live: the engine has the new one and is the same process
+    edit(real_pool, "nominalPercent: 50", "nominalPercent: 20")
+    up.expect("Changed: spec.tiers[gold].quota.nominalPercent: 50 → 20")
+    up.expect("Applied: revision 2, acknowledged by 1 engine")
+    assert up.pids() == [part.pid for part in state.parts]
+    assert status()["revision"] == 2
+    assert chat().usage.prompt_tokens_details.cached_tokens > 0  # and so is the cache
+
+    # the engine is killed in the middle of a stream: a clean error, and the pool recovers with the quotas it had
+    stream = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=5000, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    (engine,) = [part.pid for part in up.state().parts if part.name == "engine" and part.pid is not None]
+    os.kill(engine, signal.SIGKILL)
+    with pytest.raises(openai.APIError):
+        for _ in stream:
+            pass
+    with pytest.raises(openai.InternalServerError):
+        chat()
+    up.expect("the engine ended (killed by SIGKILL)")
+    up.expect("the engine is ready again")
+    up.until(lambda state: state.status is not None and "Reconciling" not in json.dumps(state.status))
+    assert chat().choices[0].message.content == first.choices[0].message.content
+    after = status()
+    assert after["revision"] == 2
+    assert after["readyReplicas"] == 1
+
+    # asked to end it lets a stream finish, and leaves nothing
+    pids = up.pids()
+    stream = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+    )
+    events = iter(stream)
+    next(events)
+    up.send(signal.SIGINT)
+    up.expect("Stopping")
+    *_, last = events
+    assert last.choices[0].finish_reason == "length"
+    client.close()
+    code, _ = up.end()
+    assert code == 0
+    assert all_gone(pids)
+    assert nobody_listens(replica.url)
+    assert nobody_listens(replica.control_url)
+    assert nobody_listens(replica.engine_url)
+    assert not Path(state.folder).exists()
+    assert not list((up.state_home / "cacheaware").glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        pytest.param("memory: 16Mi", "memory: 900Ti", "memory", id="more memory than the machine has"),
+        pytest.param(
+            "{name: tiny, ", "{name: tiny, maxModelLen: 99999, ", "99999", id="context longer than the model's"
+        ),
+        pytest.param("[--threads=1]", "[--max-num-seqs=many]", "--max-num-seqs", id="bad value of a flag"),
+        pytest.param("[--threads=1]", "[--no-such-flag]", "--no-such-flag", id="unknown flag"),
+    ],
+)
+def test_an_engine_that_cannot_start_is_told_by_its_own_reason(
+    run_real_up: Callable[[Path], UpProcess], real_pool: Path, old: str, new: str, words: str
+) -> None:
+    edit(real_pool, old, new)
+    up = run_real_up(real_pool)
+    code, said = up.end()
+    assert code == 1
+    assert "the engine of chat-0 ended (exit code" in said
+    assert words in said.split("the engine of chat-0 ended")[1]
+    assert not list((up.state_home / "cacheaware").glob("*.json"))
+
+
+def test_a_missing_model_is_named_before_anything_starts(
+    run_real_up: Callable[[Path], UpProcess], real_pool: Path, model: Path
+) -> None:
+    edit(real_pool, f"file://{model}", "file:///nowhere/at/all")
+    code, said = run_real_up(real_pool).end()
+    assert code == 1
+    assert "spec.model.source: there is no model at /nowhere/at/all" in said
