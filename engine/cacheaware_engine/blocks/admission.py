@@ -145,19 +145,15 @@ def verdict(
         return Verdict(entitled, WaitReason.OLDER)
     if tier.held + change.held[tier] > tier.limit:
         return Verdict(entitled, WaitReason.LIMIT)
-    if _committed(change, tier, accounts, public) > capacity:
+    held = {account: account.held + change.held[account] for account in accounts}
+    if sum(held.values()) > capacity:
+        return Verdict(entitled, WaitReason.ROOM)
+    tiers = [account for account in accounts if account is not public]
+    if held[public] + sum(max(held[account], account.kept_from_others()) for account in tiers) > capacity:
         return Verdict(entitled, WaitReason.LENDING)
     if free + _evictable(change, tier, accounts, public) < change.allocate:
         return Verdict(entitled, WaitReason.ROOM)
     return Verdict(entitled)
-
-
-def _committed(change: Plan, tier: Account, accounts: Sequence[Account], public: Account) -> int:
-    """Blocks held afterwards, and what other tiers keep for themselves beyond what they hold."""
-    return sum(
-        max(account.held + change.held[account], 0 if account is public else account.kept_from_others())
-        for account in accounts
-    )
 
 
 def _evictable(change: Plan, tier: Account, accounts: Sequence[Account], public: Account) -> int:

@@ -351,6 +351,8 @@ class Reference:
                     committed += self.held(PUBLIC) + public
                 elif owner != tier:
                     committed += max(self.held(owner), state.nominal - state.lending)
+            if sum(map(self.held, self.tiers)) + allocate > self.capacity:
+                return Answer("room")
             if committed > self.capacity:
                 return Answer("lending")
             room = self.free()
