@@ -151,13 +151,17 @@ class FairQueue:
         return chosen
 
     def charge(self, tier: str, tenant: str, cost: float) -> None:
-        """Add work to an account, or give some back (negative) where less was used than expected."""
+        """Add work to an account, or give some back (negative) where less was used than expected.
+
+        Nothing is given back below the level that newcomers start at: they would be overtaken for no fault of theirs.
+        """
         account = self._tiers.get(tier)
         if account is None:
             return  # the tier has left the view meanwhile
-        account.served += cost / account.terms.weight
+        account.served = _moved(account.served, cost / account.terms.weight, self._started)
         if tenant in account.tenants:
-            account.tenants[tenant].served += cost
+            share = account.tenants[tenant]
+            share.served = _moved(share.served, cost, account.started)
 
     def _most_urgent(self, now: float, tiers: list[_Tier], least: float) -> Waiting | None:
         best: tuple[tuple[float, int, int], Waiting] | None = None
@@ -186,3 +190,7 @@ class FairQueue:
         for name, tenant in list(tier.tenants.items()):
             if not tenant.entries and tenant.served <= tier.started:
                 del tier.tenants[name]
+
+
+def _moved(served: float, by: float, floor: float) -> float:
+    return served + by if by >= 0 else max(served + by, min(served, floor))

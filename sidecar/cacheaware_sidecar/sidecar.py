@@ -31,7 +31,7 @@ from cacheaware_sidecar.prefix_index import PrefixIndex
 from cacheaware_sidecar.prefix_key import KEY_ALGORITHM
 from cacheaware_sidecar.proxy import Proxy
 from cacheaware_sidecar.record import Recorder
-from cacheaware_sidecar.secret_files import API_KEYS, CONTROL_TOKEN, SALT_KEY, SecretsError, load_secrets
+from cacheaware_sidecar.secret_files import API_KEYS, CONTROL_TOKEN, SALT_KEY, Secrets, SecretsError, load_secrets
 from cacheaware_sidecar.settings import Settings
 from cacheaware_sidecar.traffic import Traffic
 from cacheaware_sidecar.view_source import ViewRefused, ViewSource
@@ -80,6 +80,11 @@ class Sidecar:
     def link(self) -> EngineLink:
         assert self._link is not None, "the link exists while the sidecar is serving"
         return self._link
+
+    @property
+    def secrets(self) -> Secrets:
+        """Those in force."""
+        return self._secrets
 
     @property
     def proxy(self) -> Proxy:

@@ -380,7 +380,9 @@ class Running:
             return answer.status, json.loads(text) if "json" in answer.content_type else text
 
     async def ready(self) -> None:
-        await eventually(lambda: self.sidecar.link.ready)
+        """Until the quotas are applied and the ledger says so."""
+        link = self.sidecar.link
+        await eventually(lambda: link.ready and link.ledger is not None and link.ledger.revision == link.applied)
 
     def is_idle(self) -> bool:
         """Nothing queued, nothing in flight, no account left open."""

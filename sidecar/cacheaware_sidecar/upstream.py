@@ -35,7 +35,10 @@ def engine_session(connect_timeout: float) -> aiohttp.ClientSession:
 
 
 def kv_session(socket_path: str) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket_path), cookie_jar=aiohttp.DummyCookieJar())
+    """The session for `/kv/*`. On a connection that was used before, the library would repeat a GET that failed, and
+    the long poll of an engine that just died would wait in the next one, as if nothing had happened."""
+    connector = aiohttp.UnixConnector(socket_path, force_close=True)
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
 
 @contextlib.asynccontextmanager

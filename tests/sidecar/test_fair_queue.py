@@ -94,6 +94,14 @@ class TestShares:
         assert third is not None
         assert third.tier == first.tier  # 1 against 100
 
+    def test_what_is_given_back_does_not_overtake_who_came_meanwhile(self) -> None:
+        queue = queue_of(waiting("b-0", BRONZE, cost=100.0))
+        assert drained(queue) == ["b-0"]
+        queue.push(waiting("b-1", BRONZE))
+        queue.push(waiting("g-0", GOLD))
+        queue.charge(BRONZE, "acme", -99.0)
+        assert drained(queue) == ["g-0", "b-1"]
+
     def test_priority_breaks_ties(self) -> None:
         terms = {BRONZE: Terms(1, 0), GOLD: Terms(1, 100)}
         assert drained(queue_of(waiting("b", BRONZE), waiting("g", GOLD), terms=terms)) == ["g", "b"]
