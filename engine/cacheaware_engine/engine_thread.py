@@ -7,6 +7,7 @@ middle of a step. After commands and steps the last ledger and step totals are p
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import threading
@@ -126,8 +127,6 @@ class EngineThread:
                 if self._stopping:
                     break
                 self._execute(commands)
-                if commands:
-                    self._publish()
                 worked = self._engine.step(self._publish) if self._engine.busy else False
             self._refuse(commands, Unavailable("the engine is stopping"))
         except BaseException as error:
@@ -144,14 +143,21 @@ class EngineThread:
         return commands
 
     def _execute(self, commands: list[_Command]) -> None:
+        """Run them, then publish, then answer: who has an answer finds it in the ledger."""
+        answers: list[Callable[[], None]] = []
         for submissions, group in itertools.groupby(commands, key=lambda command: command.priority is not None):
             for command in sorted(group, key=lambda command: command.priority or 0) if submissions else group:
                 if not command.future.set_running_or_notify_cancel():
                     continue  # whoever asked for it is gone
                 try:
-                    command.future.set_result(command.run(self._engine))
+                    result = command.run(self._engine)
+                    answers.append(functools.partial(command.future.set_result, result))
                 except Exception as error:  # refused; it is the caller's to answer, and the loop goes on
-                    command.future.set_exception(error)
+                    answers.append(functools.partial(command.future.set_exception, error))
+        if answers:
+            self._publish()
+        for answer in answers:
+            answer()
 
     def _publish(self) -> None:
         self.ledger, self.totals = self._engine.ledger(), self._engine.totals
