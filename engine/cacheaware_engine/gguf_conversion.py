@@ -6,14 +6,12 @@ Quantised weights are written out as the numbers they stand for. `model_source.p
 from __future__ import annotations
 
 import hashlib
-import io
-import re
-from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Final
 
 from cacheaware_engine.errors import ModelUnreadable, ModelUnsupported
+from cacheaware_engine.progress import Progress, ProgressBars
 
 _FORMAT: Final = b"1"  # of what is written; another number makes older results be converted again
 _MAGIC: Final = b"GGUF"
@@ -30,7 +28,7 @@ def fingerprint(gguf: Path) -> str:
     return digest.hexdigest()
 
 
-def convert_gguf(gguf: Path, folder: Path, on_progress: Callable[[str, float | None], None]) -> None:
+def convert_gguf(gguf: Path, folder: Path, on_progress: Progress) -> None:
     """Write the model of `gguf` into the empty folder `folder`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -38,7 +36,7 @@ def convert_gguf(gguf: Path, folder: Path, on_progress: Callable[[str, float | N
     what = f"Unpacking {gguf.name} ({gguf.stat().st_size / 1e6:,.0f} MB), once"
     on_progress(what, 0.0)
     where, name = str(gguf.parent), gguf.name
-    with redirect_stderr(_ProgressBars(lambda percent: on_progress(what, percent / 100))):
+    with redirect_stderr(ProgressBars("quantizing", what, on_progress)):
         try:
             tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name, local_files_only=True)
             model = AutoModelForCausalLM.from_pretrained(
@@ -59,18 +57,3 @@ def convert_gguf(gguf: Path, folder: Path, on_progress: Callable[[str, float | N
         on_progress(f"Writing {gguf.name} as safetensors", None)
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
-
-
-class _ProgressBars(io.TextIOBase):
-    """Stands in for stderr while transformers draws progress bars there, and passes on how much is dequantised."""
-
-    def __init__(self, on_percent: Callable[[int], None]) -> None:
-        self._on_percent = on_percent
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        for percent in re.findall(r"quantizing\D*(\d{1,3})%", text):
-            self._on_percent(int(percent))
-        return len(text)

@@ -47,6 +47,11 @@ def load_model(folder: Path, dtype: DType = DType.AUTO, device: torch.device | s
     """Load everything in `folder`; raises a `ModelError` that names what is missing, damaged or not built."""
     config = read_config(folder)
     tokenizer = load_tokenizer(folder)
+    most = max(tokenizer.get_vocab().values(), default=0)
+    if most >= config.vocab_size:  # a prompt with such a token would break the step of everyone
+        raise ModelUnreadable(
+            f"the tokenizer in {folder} has token ids up to {most}, and the model embeds only {config.vocab_size}"
+        )
     network = load_network(folder, config, dtype, device)
     eos = config.eos_token_ids
     if tokenizer.eos_token_id is not None:

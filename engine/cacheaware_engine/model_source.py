@@ -14,6 +14,7 @@ is `loader.py`'s question.
 
 from __future__ import annotations
 
+import glob
 import importlib.metadata
 import importlib.util
 import os
@@ -23,24 +24,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from cacheaware_engine.errors import ModelNotFound, ModelUnsupported
 from cacheaware_engine.gguf_conversion import convert_gguf, fingerprint
-
-
-class Progress(Protocol):
-    def __call__(self, text: str, fraction: float | None) -> None:
-        """Say what is being done, and how much of it is done where that is known."""
-
-
-def silent(text: str, fraction: float | None) -> None:
-    """Progress that nobody watches."""
+from cacheaware_engine.progress import Progress, ProgressBars, silent
 
 
 def default_cache_dir() -> Path:
@@ -115,7 +107,7 @@ def _made_once(target: Path, make: Callable[[Path], None], on_progress: Progress
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target.parent / f".{target.name}.lock")
-    if not lock.is_locked and _held_elsewhere(lock):
+    if _held_elsewhere(lock):
         on_progress(f"Waiting for another process to prepare {target.name}", None)
     with lock:
         if not target.is_dir():
@@ -126,8 +118,6 @@ def _made_once(target: Path, make: Callable[[Path], None], on_progress: Progress
 
 
 def _held_elsewhere(lock: FileLock) -> bool:
-    from filelock import Timeout
-
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -138,8 +128,13 @@ def _held_elsewhere(lock: FileLock) -> bool:
 
 @contextmanager
 def _workspace(target: Path) -> Iterator[Path]:
-    """An empty folder on the same file system as `target`, gone afterwards unless it was renamed."""
-    outer = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    """An empty folder on the same file system as `target`, gone afterwards unless it was renamed.
+
+    Called under the lock of `target`: what others left in its place was left by a process that was killed.
+    """
+    for left in target.parent.glob(f".{glob.escape(target.name)}~*"):
+        shutil.rmtree(left, ignore_errors=True)
+    outer = Path(tempfile.mkdtemp(prefix=f".{target.name}~", dir=target.parent))
     folder = outer / target.name
     folder.mkdir()
     try:
@@ -218,13 +213,15 @@ def _from_hub(rest: str, on_progress: Progress) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    on_progress(f"Fetching {repository} from the Hugging Face hub", None)
+    what = f"Fetching {repository} from the Hugging Face hub"
+    on_progress(what, None)
     try:
-        folder = snapshot_download(
-            repository,
-            revision=revision or None,
-            allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"],
-        )
+        with redirect_stderr(ProgressBars("Fetching", what, on_progress)):
+            folder = snapshot_download(
+                repository,
+                revision=revision or None,
+                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"],
+            )
     except LocalEntryNotFoundError as error:
         raise ModelNotFound(
             f"{repository} is not in the Hugging Face cache and the hub cannot be reached (or HF_HUB_OFFLINE is set)"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from cacheaware_engine.compute_dtype import torch_dtype
 from cacheaware_engine.errors import ModelError, ModelNotFound, ModelUnreadable, ModelUnsupported
@@ -116,6 +117,12 @@ def without_a_tokenizer(folder: Path) -> None:
         path.unlink()
 
 
+def with_a_larger_tokenizer(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    tokenizer.add_tokens(["<pad>"])
+    tokenizer.save_pretrained(folder)
+
+
 def with_a_broken_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
 
@@ -134,6 +141,7 @@ def with_a_broken_tokenizer(folder: Path) -> None:
         (with_a_foreign_tensor, ModelUnsupported, r"does not use: model\.layers\.0\.self_attn\.q_norm\.weight"),
         (with_integers, ModelUnsupported, r"model\.norm\.weight is stored as torch\.int8"),
         (without_a_tokenizer, ModelUnreadable, "tokenizer in .* cannot be loaded"),
+        (with_a_larger_tokenizer, ModelUnreadable, "token ids up to 261, and the model embeds only 261"),
         (with_a_broken_tokenizer, ModelUnreadable, "tokenizer in .* cannot be loaded"),
     ],
 )

@@ -185,6 +185,19 @@ def test_nothing_partial_is_left_of_a_gguf_file_that_breaks_off(tiny: Tiny, tmp_
     assert [path.name for path in (tmp_path / "cache" / "converted").iterdir() if path.is_dir()] == []
 
 
+def test_what_a_killed_process_left_is_cleared_away(tiny: Tiny, tmp_path: Path) -> None:
+    file, cache = write_gguf(tiny("llama-gqa").folder, tmp_path / "tiny.gguf"), tmp_path / "cache"
+    unpacked = fetch(str(file), cache)
+    left = unpacked.with_name(f".{unpacked.name}~abcd")
+    other = unpacked.with_name(f".{unpacked.name}-2~abcd")
+    unpacked.rename(left)
+    other.mkdir()
+    assert fetch(str(file), cache) == unpacked
+    assert load_model(unpacked).can_chat
+    assert not left.exists()
+    assert other.exists(), "the workspace of another model may be in use"
+
+
 def test_a_gguf_file_of_another_family_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "strange.gguf"
     writer = gguf.GGUFWriter(str(path), "strange-family")
