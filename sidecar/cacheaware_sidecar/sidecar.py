@@ -39,7 +39,7 @@ from cacheaware_sidecar.watched_files import POLL_SECONDS, WatchedFiles
 
 log = logging.getLogger(__name__)
 
-_CLOSING_SECONDS = 1.0  # for connections that are left after draining
+_CLOSING_SECONDS = 0.25  # for connections that are left after draining
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

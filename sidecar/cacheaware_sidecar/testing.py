@@ -223,7 +223,7 @@ class StubEngine:
         after = int(request.query.get("after", "-1"))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(float(request.query.get("wait", "0"))), self._changed:
-                await self._changed.wait_for(lambda: self._sequence > after)
+                await self._changed.wait_for(lambda: self._sequence != after)  # a larger one is another process's
         return web.json_response(wire.to_json(self.ledger()))
 
     async def _put_quotas(self, request: web.Request) -> web.Response:
