@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ import aiohttp
 from .app import create_app
 from .blocks import BlockPool
 from .chat import Tokenizer
-from .engine import Engine
+from .engine import Engine, Runner
 from .engine_thread import EngineThread
 from .kv_app import create_kv_app
 from .listening import serving
@@ -75,15 +75,17 @@ class SteppedEngine:
         block_size: int = 4,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
+        wrap: Callable[[ModelRunner], Runner] = lambda runner: runner,
         **engine_arguments: Any,
     ) -> None:
+        """`wrap` puts something between the engine and its model, such as one that fails."""
         self.model = model
         self.metrics = Metrics("tiny")
         self.pool = BlockPool(num_blocks, block_size, max_num_seqs)
         self.runner = ModelRunner(model.network, num_blocks, block_size)
         self.tokenizer = Tokenizer(model.tokenizer)
         self.engine = Engine(
-            runner=self.runner,
+            runner=wrap(self.runner),
             pool=self.pool,
             decode=self.tokenizer.decode,
             eos_token_ids=model.eos_token_ids,

@@ -67,6 +67,7 @@ def attach(service: Service, loaded: LoadedEngine, on_death: Callable[[BaseExcep
 async def _live(settings: Settings, service: Service, loaded: LoadedEngine, stop: asyncio.Event) -> int:
     death: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
     engine = attach(service, loaded, death.set_result)
+    log.info("ready", extra=values(model=service.model_name))
     if await _unless(stop, death) is not None:
         log.error("the engine broke; the process ends", extra=values(reason=str(engine.death)))
         await asyncio.sleep(GOODBYE_S)
