@@ -1,8 +1,8 @@
 """A heap of blocks that can leave it at any time.
 
-A block that leaves, or whose order changed, stays behind as a stale entry that is dropped when it comes up; once stale
-entries outnumber the others the heap is rebuilt, so it stays within twice its content. Every operation is O(log n),
-amortised.
+A block that leaves, or whose order changed, stays behind as a stale entry that is dropped when it comes up. The heap is
+rebuilt before stale entries outnumber the others as it grows, so it never needs more than twice what it held at its
+fullest. Every operation is O(log n), amortised.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ class BlockHeap:
     def put(self, block: Block, order: Order) -> None:
         """Insert the block, or move it to where `order` says."""
         entry = self._current[block] = (order, block)
-        heapq.heappush(self._entries, entry)
-        self._compact()
+        if len(self._entries) >= 2 * len(self._current) + _SLACK:
+            self._entries = list(self._current.values())
+            heapq.heapify(self._entries)
+        else:
+            heapq.heappush(self._entries, entry)
 
     def discard(self, block: Block) -> None:
-        if self._current.pop(block, None) is not None:
-            self._compact()
+        self._current.pop(block, None)
 
     def first(self) -> Block | None:
         entry = self._first()
@@ -67,8 +69,3 @@ class BlockHeap:
                 return entry
             heapq.heappop(entries)
         return None
-
-    def _compact(self) -> None:
-        if len(self._entries) > 2 * len(self._current) + _SLACK:
-            self._entries = list(self._current.values())
-            heapq.heapify(self._entries)

@@ -152,7 +152,7 @@ class PrivateTwinMachine(TwinMachine):
 
 
 BOUNDED = settings(
-    max_examples=100,
+    max_examples=80,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
