@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
+from prometheus_client import disable_created_metrics
+
 from cacheaware_sidecar import logs
 from cacheaware_sidecar.secret_files import SecretsError
 from cacheaware_sidecar.settings import parse
@@ -21,6 +23,7 @@ from cacheaware_sidecar.view_source import ViewRefused
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     settings = parse(arguments)
     logs.configure(settings.log_level, settings.log_format)
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody asked for
     try:
         sidecar = Sidecar(settings)
     except (ViewRefused, SecretsError) as error:

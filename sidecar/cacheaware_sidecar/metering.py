@@ -1,8 +1,8 @@
 """What a request used and how fast it came, read from the engine's answer as it passes. Pure: it is told the time.
 
 Streams are read event by event; only the first token, the usage and errors are looked at, and a chunk's JSON is parsed
-only where it can hold one of them. The engine's `usage` counts; where a stream ends without it (cancelled, broken), the
-events that carried output stand in for tokens.
+only where it can hold one of them. The engine's `usage` counts; where a stream ends without it (cancelled, broken), its
+events stand in for tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Meter:
     usage: Usage | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
-    outputs: int = 0  # events that carried output
+    outputs: int = 0  # events besides usage: about as many as tokens
     done: bool = False  # the stream said [DONE]
     error: bool = False  # the engine reported an error inside the stream
 
@@ -54,9 +54,11 @@ class Meter:
         return self.usage.output_tokens if self.usage is not None else self.outputs
 
     def time_per_output_token(self, sequences: int = 1) -> float | None:
-        """Seconds between two tokens of one sequence; None for answers of fewer than two tokens."""
-        steps = self.output_tokens / sequences - 1
-        if self.first_token_at is None or self.last_token_at is None or steps < 1:
+        """Seconds between two tokens of one sequence; None for fewer than two, or where they were not counted."""
+        if self.usage is None or self.first_token_at is None or self.last_token_at is None:
+            return None
+        steps = self.usage.output_tokens / sequences - 1
+        if steps < 1:
             return None
         return (self.last_token_at - self.first_token_at) / steps
 

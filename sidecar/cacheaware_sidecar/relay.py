@@ -39,7 +39,7 @@ async def read(answer: aiohttp.ClientResponse) -> bytes:
     try:
         return await answer.content.readany()
     except aiohttp.ClientError as error:
-        raise EngineStream(f"the engine broke off its answer ({str(error) or type(error).__name__})") from error
+        raise EngineStream("the engine broke off its answer") from error
 
 
 async def read_error(answer: aiohttp.ClientResponse) -> bytes:

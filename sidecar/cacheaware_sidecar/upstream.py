@@ -57,11 +57,11 @@ async def call(
         response = await session.request(method, url, data=data, headers=headers, allow_redirects=False)
         yield response
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise NoEngine(f"the engine cannot be reached ({_words(error)}): try again in a moment") from error
+        raise NoEngine("the engine cannot be reached: try again in a moment") from error
     except EngineStream as error:
         raise EngineBroke(f"{error}: the request may have run in part") from error
     except aiohttp.ClientError as error:
-        raise EngineBroke(f"the engine broke the connection ({_words(error)}): the request may have run") from error
+        raise EngineBroke("the engine broke the connection: the request may have run in part") from error
     finally:
         if response is not None:
             response.close()  # one that was read to its end has given its connection back already
@@ -69,9 +69,3 @@ async def call(
 
 class EngineStream(Exception):
     """The engine's stream broke or makes no sense; the message says how."""
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, OSError):
-        return error.os_error.strerror or "no connection"
-    return str(error) or type(error).__name__

@@ -100,6 +100,7 @@ class TestMetering:
         for number, event in enumerate(WHOLE[:3]):
             meter.observe(event, now=float(number))
         assert (meter.usage, meter.output_tokens) == (None, 3)
+        assert meter.time_per_output_token() is None  # guessed tokens have no pace
 
     def test_usage_beside_output_is_no_chunk_of_its_own(self) -> None:
         meter = Meter()
