@@ -242,7 +242,8 @@ class Proxy:
     def _learn(self, record: Record, prepared: _Prepared) -> None:
         """What the engine told corrects what was expected: the queue's account, the index, a tier's lengths."""
         meter = record.meter
-        self._gate.settle(prepared.waiting, actual_cost(meter, prepared.waiting.cost))
+        refused = record.outcome in (Outcome.BAD_REQUEST, Outcome.REJECTED)
+        self._gate.settle(prepared.waiting, 0.0 if refused else actual_cost(meter, prepared.waiting.cost))
         if meter.usage is not None:
             self._outputs.learn(prepared.tier.name, meter.usage.output_tokens / prepared.asked.sequences)
         if prepared.key is None:

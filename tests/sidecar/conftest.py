@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cacheaware_sidecar.testing import Running, StubEngine, running_sidecar
+from cacheaware_sidecar.testing import StubEngine
+from cacheaware_sidecar.testing_sidecar import Running, running_sidecar
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from cacheaware_sidecar.testing import Behaviour, CancelledAt, Running, StubEngine, eventually, running_sidecar
+from cacheaware_sidecar.testing import Behaviour, StubEngine
+from cacheaware_sidecar.testing_sidecar import CancelledAt, Running, eventually, running_sidecar
 
 CHAT = "/v1/chat/completions"
 WITHIN = 1.0  # seconds

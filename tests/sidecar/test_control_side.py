@@ -12,10 +12,10 @@ from cacheaware_api import wire
 from cacheaware_sidecar.figures import Figures, Sample, percentile
 from cacheaware_sidecar.metrics import engine_page
 from cacheaware_sidecar.secret_files import SecretsError, load_secrets
-from cacheaware_sidecar.testing import (
+from cacheaware_sidecar.testing import StubEngine
+from cacheaware_sidecar.testing_sidecar import (
     CONTROL_TOKEN,
     Running,
-    StubEngine,
     eventually,
     running_sidecar,
     tier,

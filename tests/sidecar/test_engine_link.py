@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cacheaware_api import wire
-from cacheaware_sidecar.testing import Running, StubEngine, eventually, running_sidecar, tier, view, view_json
+from cacheaware_sidecar.testing import StubEngine
+from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar, tier, view, view_json
 
 PREFIX = [{"name": "assistant", "text": "You are a patient assistant."}]
 

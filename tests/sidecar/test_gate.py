@@ -17,7 +17,8 @@ from cacheaware_sidecar.dispatch import Dispatch, Dispatcher
 from cacheaware_sidecar.errors import Busy, Reason, TooLate
 from cacheaware_sidecar.fair_queue import Terms, Waiting
 from cacheaware_sidecar.gate import Gate
-from cacheaware_sidecar.testing import CancelledAt, StubEngine, view
+from cacheaware_sidecar.testing import StubEngine
+from cacheaware_sidecar.testing_sidecar import CancelledAt, view
 
 pytestmark = pytest.mark.looptime
 

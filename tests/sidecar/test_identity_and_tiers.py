@@ -11,7 +11,7 @@ from cacheaware_api.wire import IdentityType, Sharing
 from cacheaware_sidecar.errors import BadRequest, Refusal, TierNotAllowed, Unauthorized, UnknownTier
 from cacheaware_sidecar.identity import OPEN_CALLER, Caller, KeyRing, identify
 from cacheaware_sidecar.salt import cache_salt
-from cacheaware_sidecar.testing import api_keys_json, view
+from cacheaware_sidecar.testing_sidecar import api_keys_json, view
 from cacheaware_sidecar.tiers import Promise, choose_tier, loosened
 
 KEYS = KeyRing(

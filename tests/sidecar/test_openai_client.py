@@ -11,7 +11,8 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from cacheaware_sidecar.testing import Behaviour, Running, StubEngine, eventually, running_sidecar, view_json
+from cacheaware_sidecar.testing import Behaviour, StubEngine
+from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar, view_json
 
 KEYS = {"key-of-zeta": {"tenant": "zeta", "tiers": ["bronze"]}}
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]

@@ -12,15 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cacheaware_sidecar.testing import (
-    Behaviour,
-    Running,
-    StubEngine,
-    eventually,
-    running_sidecar,
-    tier,
-    view_json,
-)
+from cacheaware_sidecar.testing import Behaviour, StubEngine
+from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar, tier, view_json
 
 CHAT = "/v1/chat/completions"
 HI = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -251,7 +244,7 @@ class TestIdentity:
     async def test_new_keys_count_without_a_restart_and_a_broken_file_takes_none_away(
         self, engine: StubEngine, folder: Path
     ) -> None:
-        from cacheaware_sidecar.testing import api_keys_json
+        from cacheaware_sidecar.testing_sidecar import api_keys_json
 
         async with running_sidecar(engine, folder, wanted=WITH_KEYS, keys=KEYS) as sidecar:
             keys_file = sidecar.secrets_dir / "api-keys.json"

@@ -16,7 +16,8 @@ import aiohttp
 import pytest
 
 from cacheaware_sidecar.settings import Settings, parse
-from cacheaware_sidecar.testing import Behaviour, StubEngine, view_json, write_files
+from cacheaware_sidecar.testing import Behaviour, StubEngine
+from cacheaware_sidecar.testing_sidecar import view_json, write_files
 
 REQUIRED = ["--engine-url", "http://127.0.0.1:1", "--kv-socket", "s", "--view-file", "v", "--secrets-dir", "d"]
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from cacheaware_sidecar.testing import Behaviour, Running, StubEngine, eventually, running_sidecar, stream_events
+from cacheaware_sidecar.testing import Behaviour, StubEngine, stream_events
+from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BODY: dict[str, Any] = {"model": "stub-model", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
