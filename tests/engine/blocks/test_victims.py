@@ -194,6 +194,27 @@ def test_growth_within_nominal_reclaims() -> None:
     assert bronze.reclaims == 1
 
 
+def test_growth_at_nominal_does_not_reclaim() -> None:
+    scene = Scene(9, gold={"nominal": 3}, bronze={"nominal": 4})
+    bronze = scene.run("bronze", "uvwxyz", extra=0)
+    gold = scene.run("gold", "ab")
+    assert scene.used("gold") == 3
+    assert scene.grow(gold) == Yielded([])
+    assert bronze in scene.pool.running
+
+
+def test_an_older_request_within_its_nominal_makes_a_younger_one_of_its_tier_yield_where_reclaim_finds_nobody() -> None:
+    """Silver is over its nominal, but bronze's request holds what is too much; so gold's own younger one gives way."""
+    scene = Scene(8, gold={"nominal": 4, "priority": 100}, silver={"nominal": 1}, bronze={"nominal": 3, "priority": -1})
+    scene.cache("silver", "abc")
+    scene.run("bronze", "abcxyz", extra=0)
+    old = scene.wait("gold", "qr", extra=0)
+    young = scene.run("gold", "st", extra=0)
+    assert (scene.free, scene.used("silver")) == (0, 3)
+    assert scene.admitted(old).preempted == [young]
+    assert young.reclaims == 0
+
+
 def test_growth_beyond_nominal_makes_the_youngest_borrower_yield_if_it_is_younger() -> None:
     scene = Scene(9, gold={"nominal": 1}, silver={"nominal": 2}, bronze={"nominal": 1})
     old = scene.run("gold", "ab")
