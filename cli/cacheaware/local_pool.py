@@ -31,7 +31,7 @@ from cacheaware_api.status import CacheAwarePoolStatus
 from cacheaware_operator import changes, ports
 from cacheaware_operator.changes import Changes
 from cacheaware_operator.commands import ReplicaPlace
-from cacheaware_operator.errors import EditRefused, NotBuiltYet
+from cacheaware_operator.errors import EditRefused, NotBuiltYet, QuotasRefused
 from cacheaware_operator.local_fleet import LocalFleet, Machine, Programs
 from cacheaware_operator.local_folder import LocalFolder
 from cacheaware_operator.plan import Wanted
@@ -141,8 +141,10 @@ class LocalPool:
     # -- what can be asked of it -----------------------------------------------------------------------------------
 
     async def ready(self) -> Pass:
-        """Wait until every replica serves and has acknowledged the view; raises `StartFailed` if one never will."""
-        return await self._until(lambda done: done.settled, give_up_on_failure=True)
+        """Wait until every replica serves and has acknowledged the view; raises `StartFailed` or `QuotasRefused` if one
+        never will.
+        """
+        return await self._until(lambda done: done.settled, starting=True)
 
     def edit(self, pool_file: PoolFile) -> Changes:
         """Apply what can be applied while it runs, and say what changes.
@@ -161,12 +163,15 @@ class LocalPool:
         return found
 
     async def acknowledged(self, timeout: float = 60.0) -> Pass:
-        """Wait until every replica applies the newest edit; raises TimeoutError."""
-        wanted = self._reconciler.wanted
+        """Wait until every replica applies the newest edit; raises `QuotasRefused` or TimeoutError."""
+        generation = self._reconciler.wanted.generation
         async with asyncio.timeout(timeout):
-            return await self._until(
-                lambda done: done.settled and done.wanted.generation >= wanted.generation, give_up_on_failure=False
-            )
+            return await self._until(lambda done: done.settled, generation)
+
+    def check(self) -> None:
+        """Raise what ended the loop that keeps the pool as wanted, if anything did."""
+        if self._running is not None and self._running.done():
+            self._running.result()
 
     def kill(self) -> None:
         """End every process now instead of draining; the block that started the pool still cleans up."""
@@ -180,15 +185,17 @@ class LocalPool:
         finally:  # whoever waits must learn that no pass will come any more
             self._tell()
 
-    async def _until(self, reached: Callable[[Pass], bool], *, give_up_on_failure: bool) -> Pass:
+    async def _until(self, reached: Callable[[Pass], bool], generation: int = 0, *, starting: bool = False) -> Pass:
         while True:
-            news = self._news
-            if self._last is not None and reached(self._last):
-                return self._last
-            if give_up_on_failure and (failure := self._fleet.start_failure()) is not None:
+            news, last = self._news, self._last
+            if last is not None and last.wanted.generation >= generation:
+                if reached(last):
+                    return last
+                if last.refused is not None:
+                    raise QuotasRefused(last.refused)
+            if starting and (failure := self._fleet.start_failure()) is not None:
                 raise failure
-            if self._running is not None and self._running.done():
-                await self._running  # raises what ended it
+            self.check()
             await news.wait()
 
     def _publish(self, done: Pass) -> None:
@@ -216,7 +223,16 @@ class LocalPool:
                 for each in self._fleet.places
             ),
             parts=tuple(
-                PartRecord(replica.name, part.name, part.state, part.restarts, part.message, part.pid, part.log)
+                PartRecord(
+                    replica=replica.name,
+                    name=part.name,
+                    state=part.state,
+                    restarts=part.restarts,
+                    failures=part.failures,
+                    message=part.message,
+                    pid=part.pid,
+                    log=part.log,
+                )
                 for replica in done.snapshot.replicas
                 for part in replica.parts
             ),

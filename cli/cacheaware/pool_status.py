@@ -77,7 +77,15 @@ async def current_status(state: State) -> CacheAwarePoolStatus:
 
 async def _replica(client: SidecarClient, name: str, state: State) -> ReplicaSnapshot:
     parts = tuple(
-        PartSnapshot(PartName(part.name), PartState(part.state), part.restarts, part.message, part.pid, part.log)
+        PartSnapshot(
+            name=PartName(part.name),
+            state=PartState(part.state),
+            restarts=part.restarts,
+            failures=part.failures,
+            message=part.message,
+            pid=part.pid,
+            log=part.log,
+        )
         for part in state.parts
         if part.replica == name
     )

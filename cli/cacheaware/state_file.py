@@ -47,6 +47,7 @@ class PartRecord:
     name: str
     state: str
     restarts: int
+    failures: int = 0
     message: str = ""
     pid: int | None = None
     log: str | None = None

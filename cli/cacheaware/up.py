@@ -21,9 +21,10 @@ from cacheaware.local_pool import LocalPool, Options
 from cacheaware.model_fetch import ModelUnavailable, OnProgress, fetch_model
 from cacheaware.state_file import AlreadyRunning
 from cacheaware.validate import render
+from cacheaware_api.conditions import Reason
 from cacheaware_api.errors import ObjectInvalid
 from cacheaware_api.objects import PoolFile, read_pool_file
-from cacheaware_operator.errors import EditRefused, NotBuiltYet, OperatorError, StartFailed
+from cacheaware_operator.errors import EditRefused, NotBuiltYet, OperatorError, QuotasRefused, StartFailed
 from cacheaware_operator.fleet import PartSnapshot, PartState
 from cacheaware_operator.reconciler import Pass
 from cacheaware_operator.unbuilt import cluster_only
@@ -119,6 +120,7 @@ class _Serving:
 async def _watch(watch: FileWatch, path: Path, pool: LocalPool, display: Display) -> None:
     while True:
         await asyncio.sleep(WATCH_SECONDS)
+        pool.check()
         content = watch.poll()
         if content is not None:
             await _apply_edit(content, path, pool, display)
@@ -159,6 +161,9 @@ async def _tell_acknowledged(before: Pass | None, pool: LocalPool, display: Disp
     except TimeoutError:
         display.problem("The engines have not acknowledged the change yet; `cacheaware status` tells when they do.")
         return
+    except QuotasRefused as error:
+        display.problem(f"Not in force: {error}. The engine keeps the quotas it has until the file is edited again.")
+        return
     number = done.view.revision.number
     if before is not None and before.view.revision == done.view.revision:
         display.line(f"Applied; the view is still revision {number}.")
@@ -173,6 +178,7 @@ class _PartEvents:
     def __init__(self, display: Display) -> None:
         self._display = display
         self._before: dict[tuple[str, str], PartSnapshot] = {}
+        self._prefix_problem: str | None = None
         self.started = False
 
     def __call__(self, done: Pass) -> None:
@@ -189,6 +195,14 @@ class _PartEvents:
             for key, part in parts.items():
                 self._tell(key, self._before.get(key), part)
         self._before = parts
+        self._tell_prefix_problem(done)
+
+    def _tell_prefix_problem(self, done: Pass) -> None:
+        """Public prefixes that do not fit keep nobody from being served; still their author should know."""
+        problem = next((each.message for each in done.status.conditions if each.reason == Reason.SHARE_TOO_SMALL), None)
+        if problem is not None and problem != self._prefix_problem:
+            self._display.problem(f"Public prefixes are not resident: {problem}")
+        self._prefix_problem = problem
 
     def _tell(self, key: tuple[str, str], before: PartSnapshot | None, part: PartSnapshot) -> None:
         name = f"{key[0]}: the {key[1]}"

@@ -5,6 +5,7 @@ OperatorError
 ├── EditRefused        undo the edit; what ran before still runs
 ├── NotBuiltYet        remove the named fields
 ├── StartFailed        read the reason; nothing was left running
+├── QuotasRefused      change tiers or engine so that they fit; the engines keep the quotas they had
 └── SidecarError
     ├── Unreachable    try again: it is starting, restarting or gone
     └── ViewRefused    the view itself is wrong for this sidecar; trying again does not help
@@ -50,6 +51,10 @@ class StartFailed(OperatorError):
         self.reason = reason
         self.log = log
         self.last_lines = tuple(last_lines)
+
+
+class QuotasRefused(OperatorError):
+    """An engine that will not apply the wanted quotas, with its arithmetic."""
 
 
 class SidecarError(OperatorError):

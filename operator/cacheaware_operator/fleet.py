@@ -37,6 +37,7 @@ class PartSnapshot:
     name: PartName
     state: PartState
     restarts: int = 0
+    failures: int = 0  # exits in a row without a minute of health between them
     message: str = ""  # why it is in this state, for people
     pid: int | None = None
     log: str | None = None  # where its output goes

@@ -91,6 +91,7 @@ class SupervisedPart:
         self._task: asyncio.Task[None] | None = None
         self._snapshot = PartSnapshot(command.name, PartState.STARTING, log=str(command.log_file))
         self._restarts = 0
+        self._failures = 0  # exits in a row
         self._ever_ready = False
         self._ready_since: float | None = None
         self._log_start = 0  # offset of this run's first line
@@ -137,19 +138,18 @@ class SupervisedPart:
     # -- the supervising task ------------------------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
-        failures = 0
         while not self._stopping.is_set():
             self._set(PartState.STARTING, "has not answered yet")
             code = await self._run_once()
             if self._stopping.is_set():
                 break
             healthy = 0.0 if self._ready_since is None else self._clock.now() - self._ready_since
-            restart = backoff.after_exit(backoff.Exit(code, self._ever_ready, healthy), failures)
+            restart = backoff.after_exit(backoff.Exit(code, self._ever_ready, healthy), self._failures)
             ended = f"ended ({backoff.describe_exit(code, _SIGNAL_NAMES)})"
             if restart is None:
                 self._set(PartState.FAILED, ended)
                 return
-            failures = restart.failures
+            self._failures = restart.failures
             self._restarts += 1
             self._set(PartState.RESTARTING, f"{ended}; starts again in {restart.delay:g} s")
             await self._sleep_unless_stopping(restart.delay)
@@ -169,8 +169,8 @@ class SupervisedPart:
                 env=dict(self.command.environment),
                 start_new_session=True,
             )
-        if self._stopping.is_set():  # asked to stop while it was being started
-            process.terminate()
+        if self._stopping.is_set():  # asked to stop while it was being started: it has nothing to finish yet
+            _kill_group(process.pid)
         watching = asyncio.create_task(self._watch_health(process))
         try:
             return await process.wait()
@@ -189,6 +189,8 @@ class SupervisedPart:
                     self._ever_ready = True
                     if self._ready_since is None:
                         self._ready_since = self._clock.now()
+                    elif self._clock.now() - self._ready_since >= backoff.HEALTHY_AFTER:
+                        self._failures = 0
                     self._set(PartState.READY, probe.message)
                 case Health.NOT_READY:
                     state = PartState.STARTING if self._ready_since is None else PartState.NOT_READY
@@ -213,6 +215,7 @@ class SupervisedPart:
             name=self.command.name,
             state=state,
             restarts=self._restarts,
+            failures=self._failures,
             message=message,
             pid=self._process.pid if running and self._process else None,
             log=str(self.command.log_file),

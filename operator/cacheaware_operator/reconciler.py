@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cacheaware_api import wire
+from cacheaware_api.conditions import ConditionType, Reason
 from cacheaware_api.status import CacheAwarePoolStatus
 from cacheaware_operator.fleet import Fleet, Snapshot
 from cacheaware_operator.plan import Wanted, plan_pool
@@ -38,6 +39,16 @@ class Pass:
             replica.ready and replica.status is not None and replica.status.applied == self.view.revision
             for replica in replicas
         )
+
+    @property
+    def refused(self) -> str | None:
+        """Why an engine will not apply the wanted quotas, however long one waits."""
+        if self.snapshot.view != self.view:
+            return None  # the replicas were asked before they were given this view: they speak of another
+        for condition in self.status.conditions:
+            if (condition.type, condition.reason) == (ConditionType.STALLED, Reason.QUOTA_REFUSED):
+                return condition.message
+        return None
 
 
 class Reconciler:

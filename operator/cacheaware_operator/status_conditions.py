@@ -16,6 +16,7 @@ from cacheaware_operator.plan import Wanted
 from cacheaware_operator.status_figures import weighted_mean
 
 _TRUE, _FALSE, _UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+CRASH_LOOP = 5  # exits in a row, without a minute of health between them
 ENOUGH_REQUESTS = 20  # without a single hit, before that is called a fault
 
 
@@ -31,7 +32,9 @@ def findings(wanted: Wanted, revision: wire.Revision, snapshot: Snapshot) -> lis
     """Every condition of the pool, in the order in which people should read them."""
     answered = [replica for replica in snapshot.replicas if replica.status is not None]
     found = [_ready(wanted, snapshot)]
-    found += [each for each in (_reconciling(wanted, revision, snapshot), _stalled(snapshot)) if each is not None]
+    # One of the two: kstatus takes an object that is reconciling for one that may still become ready.
+    abnormal = _stalled(snapshot) or _reconciling(wanted, revision, snapshot)
+    found += [abnormal] if abnormal is not None else []
     derived = (
         _quota_enforced(answered),
         _identity_enforced(wanted, answered),
@@ -90,7 +93,7 @@ def _reconciling(wanted: Wanted, revision: wire.Revision, snapshot: Snapshot) ->
     behind = [
         replica.name
         for replica in snapshot.replicas
-        if replica.ready and (replica.status is None or replica.status.applied != revision)
+        if not replica.ready or replica.status is None or replica.status.applied != revision
     ]
 
     def true(reason: Reason, message: str) -> Finding:
@@ -105,7 +108,7 @@ def _reconciling(wanted: Wanted, revision: wire.Revision, snapshot: Snapshot) ->
         if part.state is PartState.STARTING:
             return true(Reason.STARTING, f"{name}: the {part.name} starts: {part.message}")
     if behind:
-        return true(Reason.APPLYING_VIEW, f"revision {revision.number} is not applied yet by {', '.join(behind)}")
+        return true(Reason.APPLYING_VIEW, f"revision {revision.number} is not in force yet on {', '.join(behind)}")
     return None
 
 
@@ -115,8 +118,16 @@ def _stalled(snapshot: Snapshot) -> Finding | None:
             look = f"; its output is in {part.log}" if part.log else ""
             message = f"{replica.name}: the {part.name} {part.message} and is not started again{look}"
             return Finding(ConditionType.STALLED, _TRUE, Reason.CRASH_LOOP, message)
+        for part in replica.parts:
+            if part.failures >= CRASH_LOOP:
+                said = f"{replica.name}: the {part.name} ended {part.failures} times in a row; look at {part.log}"
+                return Finding(ConditionType.STALLED, _TRUE, Reason.CRASH_LOOP, said)
         if replica.problem:
             return Finding(ConditionType.STALLED, _TRUE, Reason.NOT_SUPPORTED, f"{replica.name}: {replica.problem}")
+        for condition in replica.status.conditions if replica.status is not None else ():
+            if (condition.type, condition.reason) == (ConditionType.QUOTA_ENFORCED, Reason.QUOTA_REFUSED):
+                said = f"{replica.name}: {condition.message}"
+                return Finding(ConditionType.STALLED, _TRUE, Reason.QUOTA_REFUSED, said)
     return None
 
 

@@ -111,7 +111,7 @@ def test_a_pool_from_its_first_answer_to_its_end(
         chat()
     up.expect("the engine ended (killed by SIGKILL)")
     up.expect("the engine is ready again")
-    up.until(lambda state: state.status is not None and "Reconciling" not in json.dumps(state.status))
+    up.until(lambda state: state.status is not None and "AllReplicasReady" in json.dumps(state.status))
     assert chat().choices[0].message.content == first.choices[0].message.content
     after = status()
     assert after["revision"] == 2
@@ -139,6 +139,19 @@ def test_a_pool_from_its_first_answer_to_its_end(
     assert not list((up.state_home / "cacheaware").glob("*.json"))
 
 
+def test_quotas_that_an_engine_refuses_are_told_and_the_old_ones_stay(
+    run_real_up: Callable[[Path], UpProcess], real_pool: Path
+) -> None:
+    edit(real_pool, "[--threads=1]", "[--threads=1, --max-num-seqs=2]")
+    up = run_real_up(real_pool)
+    up.ready()
+    edit(real_pool, "  defaultTier:", "  - {name: silver, quota: {nominalPercent: 10}}\n  defaultTier:")
+    assert "--max-num-seqs" in up.expect("Not in force: chat-0: ")
+    edit(real_pool, "  - {name: silver, quota: {nominalPercent: 10}}\n", "")
+    up.expect("Changed: spec.tiers[silver]: present → absent")
+    up.expect("Applied: revision 3, acknowledged by 1 engine")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -147,7 +160,6 @@ def test_a_pool_from_its_first_answer_to_its_end(
             "{name: tiny, ", "{name: tiny, maxModelLen: 99999, ", "99999", id="context longer than the model's"
         ),
         pytest.param("[--threads=1]", "[--max-num-seqs=many]", "--max-num-seqs", id="bad value of a flag"),
-        pytest.param("[--threads=1]", "[--no-such-flag]", "--no-such-flag", id="unknown flag"),
     ],
 )
 def test_an_engine_that_cannot_start_is_told_by_its_own_reason(
@@ -160,6 +172,15 @@ def test_an_engine_that_cannot_start_is_told_by_its_own_reason(
     assert "the engine of chat-0 ended (exit code" in said
     assert words in said.split("the engine of chat-0 ended")[1]
     assert not list((up.state_home / "cacheaware").glob("*.json"))
+
+
+def test_quotas_that_an_engine_refuses_at_the_start_end_it(
+    run_real_up: Callable[[Path], UpProcess], real_pool: Path
+) -> None:
+    edit(real_pool, "[--threads=1]", "[--threads=1, --max-num-seqs=1]")
+    code, said = run_real_up(real_pool).end()
+    assert code == 1
+    assert "2 tiers have a nominal quota and the engine runs only 1 sequence" in said
 
 
 def test_a_missing_model_is_named_before_anything_starts(

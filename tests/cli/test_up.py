@@ -107,6 +107,13 @@ def test_an_engine_that_cannot_start_ends_it_with_the_engine_s_own_words(
     assert not (state_home / "cacheaware" / "default-chat.json").exists()
 
 
+def test_output_of_the_parts_goes_to_a_file_each(run_up: RunUp, pool_file: Path, state_home: Path) -> None:
+    state = run_up(pool_file).ready()
+    logs = state_home / "cacheaware" / "default-chat-logs"
+    assert {part.log for part in state.parts} == {str(logs / f"chat-0-{name}.log") for name in ("engine", "sidecar")}
+    assert "stand-in engine listens" in (logs / "chat-0-engine.log").read_text()
+
+
 def test_a_second_one_for_the_same_pool_is_refused_with_the_pid_of_the_first(run_up: RunUp, pool_file: Path) -> None:
     first = run_up(pool_file)
     first.ready()
@@ -170,22 +177,17 @@ def test_an_edit_that_needs_a_restart_says_so_and_the_rest_of_it_is_applied(run_
     assert up.pids() == [part.pid for part in before.parts]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        pytest.param("{name: chat}", "{name: other}", "metadata.name: chat → other", id="another pool"),
-        pytest.param("type: Torch", "type: VLLM", "spec.engine.type: Torch → VLLM: cannot change", id="engine type"),
-        pytest.param("weight: 4", "weight: 4\n    admission: Reject", "admission: Reject is not built", id="not built"),
-    ],
-)
-def test_an_edit_that_cannot_be_is_refused_whole(
-    run_up: RunUp, pool_file: Path, old: str, new: str, words: str
-) -> None:
+def test_an_edit_that_cannot_be_is_refused_whole(run_up: RunUp, pool_file: Path) -> None:
     up = run_up(pool_file)
     up.ready()
-    pool_file.write_text(POOL.replace(old, new).replace("nominalPercent: 50", "nominalPercent: 10"))
-    up.expect(words)
-    up.expect("was not applied")
+    for old, new, words in (
+        ("{name: chat}", "{name: other}", "metadata.name: chat → other"),
+        ("type: Torch", "type: VLLM", "spec.engine.type: Torch → VLLM: cannot change"),
+        ("weight: 4", "weight: 4\n    admission: Reject", "admission: Reject is not built yet"),
+    ):
+        pool_file.write_text(POOL.replace(old, new).replace("nominalPercent: 50", "nominalPercent: 10"))
+        up.expect(words)
+        up.expect("was not applied")
     state = up.state()
     assert state.revision is not None
     assert state.revision.number == 1

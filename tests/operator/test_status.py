@@ -190,6 +190,33 @@ def test_a_view_that_a_sidecar_refuses_stalls_the_pool(make_wanted: MakeWanted, 
     assert told(status, "Stalled") == ("True", "NotSupported")
 
 
+def test_a_part_that_ends_again_and_again_stalls_the_pool(make_wanted: MakeWanted, make_replica: MakeReplica) -> None:
+    def engine(failures: int) -> PartSnapshot:
+        return PartSnapshot(PartName.ENGINE, PartState.RESTARTING, failures=failures, log="/logs/engine.log")
+
+    often = status_of(make_wanted(), make_replica(ready=False, engine=engine(5)))
+    assert told(often, "Stalled") == ("True", "CrashLoop")
+    assert condition(often, "Reconciling") is None  # kstatus would read it as still on its way
+    assert condition(status_of(make_wanted(), make_replica(ready=False, engine=engine(4))), "Stalled") is None
+
+
+def test_quotas_that_an_engine_refuses_stall_the_pool_with_its_arithmetic(
+    make_wanted: MakeWanted, make_replica: MakeReplica
+) -> None:
+    refused = wire.Condition("QuotaEnforced", "False", "QuotaRefused", "3 tiers and 2 sequences")
+    status = status_of(make_wanted(), make_replica(conditions=(refused,)), number=2)
+    assert told(status, "QuotaEnforced") == ("False", "QuotaRefused")
+    stalled = condition(status, "Stalled")
+    assert stalled is not None
+    assert (stalled.reason, stalled.message) == ("QuotaRefused", "chat-0: 3 tiers and 2 sequences")
+
+
+def test_a_replica_whose_sidecar_still_waits_for_its_engine_is_being_reconciled(
+    make_wanted: MakeWanted, make_replica: MakeReplica
+) -> None:
+    assert told(status_of(make_wanted(), make_replica(ready=False)), "Reconciling") == ("True", "ApplyingView")
+
+
 # -- the other conditions ---------------------------------------------------------------------------------------------
 
 
