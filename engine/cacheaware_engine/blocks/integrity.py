@@ -1,7 +1,6 @@
-"""Works out every account of a pool from its blocks and requests alone, and asserts that the books say the same.
+"""Works out every account from the blocks and requests alone, and asserts that the books say the same.
 
-For tests, and for an engine that is idle. It reads the pool's private state on purpose: a check that asked the pool's
-own accessors would agree with whatever they say. O(blocks + what requests hold).
+For tests, and for an engine that is idle. O(blocks + what requests hold).
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ from .requests import Request, Stage
 from .residents import Block
 
 if TYPE_CHECKING:
-    from .pool import BlockPool
+    from .books import Books
 
 
-def check(pool: BlockPool) -> None:
-    blocks = list(pool._residents.blocks())
-    _check_blocks(pool, blocks)
-    _check_holders(pool, blocks)
-    _check_accounts(pool, blocks)
-    _check_heaps(pool, blocks)
-    _check_requests(pool)
+def check(books: Books) -> None:
+    blocks = list(books.residents.blocks())
+    _check_blocks(books, blocks)
+    _check_holders(books, blocks)
+    _check_accounts(books, blocks)
+    _check_heaps(books, blocks)
+    _check_requests(books)
 
 
-def _check_blocks(pool: BlockPool, blocks: list[Block]) -> None:
-    residents = pool._residents
+def _check_blocks(books: Books, blocks: list[Block]) -> None:
+    residents = books.residents
     assert residents._undo is None, "an admission was left half done"
     ids = sorted([block.id for block in blocks] + residents.free_ids())
-    assert ids == list(range(pool.capacity)), "every block is in use once or free once"
+    assert ids == list(range(books.capacity)), "every block is in use once or free once"
     named = {block.key: block for block in blocks if block.key is not None}
     assert named == residents.index, "the index holds exactly the full blocks, one for each key"
     children: dict[Block, set[Block]] = {block: set() for block in blocks}
@@ -46,48 +45,48 @@ def _check_blocks(pool: BlockPool, blocks: list[Block]) -> None:
         assert set(block.children) == children[block]
 
 
-def _check_holders(pool: BlockPool, blocks: list[Block]) -> None:
+def _check_holders(books: Books, blocks: list[Block]) -> None:
     held: dict[int, Counter[Request]] = {}
-    for request in pool._running:
+    for request in books.running:
         for sequence, table in enumerate(request.tables):
             assert len(set(table)) == len(table), "a block stands once in a table"
             assert len(table) <= request.max_blocks
             assert not table or sequence not in request.finished
             for depth, block_id in enumerate(table):
                 held.setdefault(block_id, Counter())[request] += 1
-                block = pool._residents.at(block_id)
+                block = books.residents.at(block_id)
                 assert block.depth == depth
                 if block.key is not None and depth:
-                    assert block.parent is pool._residents.at(table[depth - 1]), "tables follow the key tree"
+                    assert block.parent is books.residents.at(table[depth - 1]), "tables follow the key tree"
     for block in blocks:
         assert block.holders == held.get(block.id, Counter()), "holders are what the tables say"
-        owners = sum(pool._tier(request) is block.owner for request in block.holders)
+        owners = sum(books.tier(request) is block.owner for request in block.holders)
         assert block.owner_holders == owners
 
 
-def _check_accounts(pool: BlockPool, blocks: list[Block]) -> None:
+def _check_accounts(books: Books, blocks: list[Block]) -> None:
     used = Counter(block.owner for block in blocks)
     held = Counter(block.owner for block in blocks if block.holders)
     lapsed = Counter(block.owner for block in blocks if block.lapsed and not block.holders)
-    assert set(used) <= set(pool._accounts), "every owner is known"
-    assert {account.name: account for account in pool._accounts} == pool._by_name
-    for account in pool._accounts:
+    assert set(used) <= set(books.accounts), "every owner is known"
+    assert {account.name: account for account in books.accounts} == books.by_name
+    for account in books.accounts:
         assert (account.used, account.held, account.lapsed) == (used[account], held[account], lapsed[account])
         assert account.used <= account.limit or not account.cached, "beyond its limit an owner has nothing cached"
         assert account.lending <= account.nominal
-        assert account.effective <= pool.capacity
-    assert sum(account.used for account in pool._accounts) + pool._residents.free == pool.capacity
-    assert sum(account.nominal for account in pool._accounts) <= pool.capacity
+        assert account.effective <= books.capacity
+    assert sum(account.used for account in books.accounts) + books.residents.free == books.capacity
+    assert sum(account.nominal for account in books.accounts) <= books.capacity
     for block in blocks:
-        if block.owner is pool._public and not block.holders:
-            assert block.key in pool.public_keys, "what is public no more goes when nobody holds it"
+        if block.owner is books.public and not block.holders:
+            assert block.key in books.public_keys, "what is public no more goes when nobody holds it"
 
 
-def _check_heaps(pool: BlockPool, blocks: list[Block]) -> None:
-    residents, now = pool._residents, pool._residents.now
+def _check_heaps(books: Books, blocks: list[Block]) -> None:
+    residents, now = books.residents, books.residents.now
     expiries, lapsed_leaves = residents.expiries.orders(), residents.lapsed_leaves.orders()
     leaves, idle = (
-        {block: order for account in pool._accounts for block, order in getattr(account, name).orders().items()}
+        {block: order for account in books.accounts for block, order in getattr(account, name).orders().items()}
         for name in ("leaves", "idle")
     )
     for block in blocks:
@@ -110,17 +109,17 @@ def _check_heaps(pool: BlockPool, blocks: list[Block]) -> None:
     assert not lapsed_leaves
 
 
-def _check_requests(pool: BlockPool) -> None:
-    for requests, stage in ((pool._waiting, Stage.WAITING), (pool._running, Stage.RUNNING)):
+def _check_requests(books: Books) -> None:
+    for requests, stage in ((books.waiting, Stage.WAITING), (books.running, Stage.RUNNING)):
         numbers = [request.number or 0 for request in requests]
         assert numbers == sorted(set(numbers)), "in arrival order"
         assert all(request.stage is stage for request in requests)
-    for account in pool._accounts:
-        assert account.waiting == [request for request in pool._waiting if pool._tier(request) is account]
-        running = sum(len(request.live) for request in pool._running if pool._tier(request) is account)
+    for account in books.accounts:
+        assert account.waiting == [request for request in books.waiting if books.tier(request) is account]
+        running = sum(len(request.live) for request in books.running if books.tier(request) is account)
         assert account.running == running
-    assert sum(account.running for account in pool._accounts) <= pool.max_sequences
-    for request in pool._waiting:
+    assert sum(account.running for account in books.accounts) <= books.max_sequences
+    for request in books.waiting:
         assert not any(request.tables), "what waits holds nothing"
-    for request in pool._running:
+    for request in books.running:
         assert all(request.tables[index] for index in request.live)

@@ -1,8 +1,8 @@
 """The block pool: KV blocks of one engine, given to requests by the rules of quota.
 
 Decisions are made elsewhere and carried out here: `admission` says whether a request may enter, `victims` who gives
-way, `hits` who pays for a shared block, `quotas` which quotas are accepted; `residents` keeps the blocks. The pool
-knows no tokens, tensors or threads: one caller at a time, and the clock is read once in each call.
+way, `hits` who pays for a shared block, `quotas` which quotas are accepted; `books` keeps accounts, blocks and queues.
+The pool knows no tokens, tensors or threads: one caller at a time, and the clock is read once in each call.
 
 An admission is carried out as one change: if the room that the rules grant cannot be made after all (blocks that
 running requests of other tiers share can stand in the way), everything is taken back and the request has changed
@@ -12,22 +12,22 @@ nothing.
 from __future__ import annotations
 
 import time
-from bisect import insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cacheaware_api import wire
 
 from . import quotas as rules
 from .admission import Plan, Shape, plan, shape, verdict
+from .books import Books, number_of
 from .errors import NeverFits, QuotaRefused, UnknownTier
 from .hits import owner_after_hit
 from .integrity import check
 from .keys import BlockId, BlockKey
 from .ledger import Figures, ledger_of
-from .owners import PUBLIC, Account, most_an_account_can_hold
+from .owners import Account, most_an_account_can_hold
 from .requests import Admission, Admitted, Ended, Grown, Growth, Request, Stage, Waiting, WaitReason, Yielded
-from .residents import Block, Residents
-from .victims import Ask, Evict, Victim, most_owing, next_victim, victim_at_limit
+from .residents import Block
+from .victims import Ask
 
 
 class BlockPool:
@@ -50,31 +50,28 @@ class BlockPool:
         self.max_sequences = max_sequences
         self.bytes_per_token = bytes_per_token
         self.sequence = 0  # grows with every change that the ledger shows
-        self.public_keys: frozenset[BlockKey] = frozenset()
         self._clock = clock
-        self._residents = Residents(capacity)
-        self._public = Account(PUBLIC)
-        self._public.set_share(0)
-        self._by_name = {PUBLIC: self._public}
-        self._accounts: list[Account] = []  # by name, the public one last
+        self._books = Books(capacity, max_sequences)
         self._quotas: wire.Quotas | None = None
         self._prefixes: dict[str, tuple[BlockKey, ...]] = {}
         self._arrivals = 0
-        self._waiting: list[Request] = []
-        self._running: list[Request] = []
-        self._order_accounts()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> Sequence[Request]:
         """Requests that wait, in arrival order."""
-        return tuple(self._waiting)
+        return tuple(self._books.waiting)
 
     @property
     def running(self) -> Sequence[Request]:
         """Requests that run, in arrival order."""
-        return tuple(self._running)
+        return tuple(self._books.running)
+
+    @property
+    def public_keys(self) -> frozenset[BlockKey]:
+        """Keys of the public prefixes' blocks."""
+        return self._books.public_keys
 
     @property
     def quotas(self) -> wire.Quotas | None:
@@ -90,19 +87,19 @@ class BlockPool:
                 bytes_per_token=self.bytes_per_token,
                 capacity=self.capacity,
                 max_sequences=self.max_sequences,
-                running=len(self._running),
-                waiting=len(self._waiting),
+                running=len(self._books.running),
+                waiting=len(self._books.waiting),
             ),
             self._quotas,
-            self._accounts,
-            self._public,
+            self._books.accounts,
+            self._books.public,
             self._prefixes,
-            self._residents,
+            self._books.residents,
         )
 
     def check_integrity(self) -> None:
         """Works every account out anew and asserts that it is right. O(blocks)."""
-        check(self)
+        check(self._books)
 
     # -- quotas -------------------------------------------------------------------------------------------------------
 
@@ -118,15 +115,15 @@ class BlockPool:
         slots = rules.slots(quotas, self.capacity, self.max_sequences)
         self._read_clock()
         for quota in quotas.tiers:
-            self._account(quota.name).set_quota(quota, self.capacity, slots[quota.name])
-        for account in self._tiers():
+            self._books.account(quota.name).set_quota(quota, self.capacity, slots[quota.name])
+        for account in self._books.tiers():
             if account.name not in slots:
                 account.drain()
-        self._public.set_share(quotas.public)
+        self._books.public.set_share(quotas.public)
         self._quotas = quotas
-        self._residents.reschedule(set(self._accounts))
-        self._trim()
-        self._forget_drained()
+        self._books.residents.reschedule(set(self._books.accounts))
+        self._books.trim()
+        self._books.forget_drained()
         self.sequence += 1
 
     def set_public(self, prefixes: Mapping[str, Sequence[BlockKey]]) -> None:
@@ -135,20 +132,20 @@ class BlockPool:
         Blocks of prefixes that are public no more go as soon as nobody holds them: nobody asks for their keys again.
         """
         keys = frozenset(key for prefix in prefixes.values() for key in prefix)
-        if len(keys) > self._public.limit:
+        if len(keys) > self._books.public.limit:
             raise QuotaRefused(
-                f"prefixes: they need {len(keys)} blocks and the public share is {self._public.limit}; "
+                f"prefixes: they need {len(keys)} blocks and the public share is {self._books.public.limit}; "
                 f"raise publicPercent or shorten them"
             )
         self._read_clock()
-        self.public_keys = keys
+        self._books.public_keys = keys
         self._prefixes = {name: tuple(prefix) for name, prefix in prefixes.items()}
-        self._evict_retired(list(self._residents.blocks()))
+        self._books.evict_retired(list(self._books.residents.blocks()))
         for prefix in self._prefixes.values():
-            for block in self._residents.path(prefix):
-                if block.owner is not self._public and self._public_has_room():
-                    self._residents.charge(block, self._public, self._tier)
-        self._trim()
+            for block in self._books.residents.path(prefix):
+                if block.owner is not self._books.public and self._books.public_has_room():
+                    self._books.residents.charge(block, self._books.public, self._books.tier)
+        self._books.trim()
         self.sequence += 1
 
     # -- a request's life ---------------------------------------------------------------------------------------------
@@ -158,10 +155,10 @@ class BlockPool:
         _check_shape(request)
         if request.stage is not Stage.NEW:
             raise ValueError(f"request {request.id} was submitted before")
-        known = self._by_name.get(request.tier)
+        known = self._books.by_name.get(request.tier)
         if self._quotas is not None and (known is None or known.draining):
-            raise UnknownTier(request.tier, (account.name for account in self._tiers() if not account.draining))
-        account = known or self._account(request.tier)
+            raise UnknownTier(request.tier, (account.name for account in self._books.tiers() if not account.draining))
+        account = known or self._books.open_account(request.tier)
         if request.sequences > self.max_sequences:
             raise NeverFits(
                 f"n = {request.sequences} sequences, but the engine runs at most {self.max_sequences} at once; "
@@ -170,9 +167,10 @@ class BlockPool:
         if why := self._never_fits(request, shape(request), account):
             raise NeverFits(why)
         self._read_clock()
+        self._books.account(request.tier)
         self._arrivals += 1
         request.number = self._arrivals
-        self._enqueue(request)
+        self._books.enqueue(request)
         self.sequence += 1
 
     def admit(self, request: Request, *, idle: bool = False) -> Admission:
@@ -185,25 +183,30 @@ class BlockPool:
             raise ValueError(f"request {request.id} is {request.stage}, not waiting")
         _check_shape(request)
         self._read_clock()
-        tier = self._tier(request)
-        form = shape(request)
+        books, form = self._books, shape(request)
+        tier = books.tier(request)
         if why := self._never_fits(request, form, tier):
             return Ended(why=why)
-        idle = idle and not self._running
-        change = plan(request, tier, self._residents, self._public, self.public_keys, self._tier)
+        idle = idle and not books.running
+        change = plan(request, tier, books.residents, books.public, books.public_keys, books.tier)
         decision = verdict(
-            change, request, tier, self._accounts, self._public, self.capacity,
-            self._residents.free, self._free_slots(), idle=idle,
+            change, request, tier, books.accounts, books.public, self.capacity,
+            books.residents.free, books.free_slots(), idle=idle,
         )  # fmt: skip
         if decision.reason is not None:
             return Waiting(decision.reason)
-        ask = Ask(tier, _number(request), growth=False, entitled=decision.entitled, any_cached=idle)
-        self._residents.begin()
+        ask = Ask(tier, number_of(request), growth=False, entitled=decision.entitled, any_cached=idle)
         preempted: list[Request] = []
-        if (tables := self._take_up(request, change, ask, preempted)) is None:
-            self._residents.roll_back()
+        books.residents.begin()
+        try:
+            tables = self._take_up(request, change, ask, preempted)
+        except BaseException:
+            books.residents.roll_back()
+            raise
+        if tables is None:
+            books.residents.roll_back()
             return Waiting(WaitReason.ROOM)
-        self._residents.commit()
+        books.residents.commit()
         hits = change.hit_blocks(request)
         self._start(request, tier, tables, hits)
         return Admitted(hits, preempted)
@@ -215,19 +218,19 @@ class BlockPool:
             return Ended(why=f"it has the {request.max_blocks} blocks that it may ever have")
         self._read_clock()
         self.sequence += 1
-        tier = self._tier(request)
-        ask = Ask(tier, _number(request), growth=True, entitled=True, any_cached=True)
+        tier = self._books.tier(request)
+        ask = Ask(tier, number_of(request), growth=True, entitled=True, any_cached=True)
         preempted: list[Request] = []
-        if self._make_room(ask, preempted):
-            block = self._residents.allocate(tier, len(table), request, 1, tier)
+        if self._books.make_room(ask, preempted):
+            block = self._books.residents.allocate(tier, len(table), request, 1, tier)
             table.append(block.id)
             return Grown(block.id, preempted)
         at_limit = tier.used >= tier.limit
-        if len(self._running) == 1:
+        if len(self._books.running) == 1:
             return Ended(why="nothing else runs and no block can be freed", preempted=preempted)
-        if at_limit and all(other is request or self._tier(other) is not tier for other in self._running):
+        if at_limit and all(other is request or self._books.tier(other) is not tier for other in self._books.running):
             return Ended(why=f"tier {tier.name} is at its limit of {tier.limit} blocks", preempted=preempted)
-        self._preempt(request)
+        self._books.preempt(request)
         return Yielded(preempted)
 
     def fill(self, request: Request, sequence: int, index: int, key: BlockKey) -> BlockId:
@@ -237,22 +240,22 @@ class BlockPool:
         moved onto that: a hit as to who pays, not in the counters.
         """
         table = self._table(request, sequence)
-        block = self._residents.at(table[index])
+        block = self._books.residents.at(table[index])
         if block.key is not None:
             if block.key != key:
                 raise ValueError(f"block {index} of request {request.id} was filled with another key")
             return block.id
-        parent = self._residents.at(table[index - 1]) if index else None
+        parent = self._books.residents.at(table[index - 1]) if index else None
         if parent is not None and parent.key is None:
             raise ValueError(f"block {index} of request {request.id} cannot be filled before block {index - 1}")
-        equal = self._residents.index.get(key)
+        equal = self._books.residents.index.get(key)
         if equal is not None and equal.parent is not parent:
             raise ValueError(f"the key of block {index} of request {request.id} does not follow from its parent's")
         self._read_clock()
         self.sequence += 1
         if equal is None:
-            self._residents.name(block, key, parent)
-            self._settle_filled(block, self._tier(request))
+            self._books.residents.name(block, key, parent)
+            self._settle_filled(block, self._books.tier(request))
             return block.id
         self._move_onto(equal, block, request, index)
         return equal.id
@@ -265,11 +268,7 @@ class BlockPool:
             self.release(request)
             return
         self._read_clock()
-        request.finished.add(sequence)
-        if request.stage is Stage.RUNNING:
-            self._let_go(request, [request.tables[sequence]])
-            request.tables[sequence] = []
-            self._tier(request).running -= 1
+        self._books.finish_sequence(request, sequence)
         self.sequence += 1
 
     def release(self, request: Request) -> None:
@@ -277,17 +276,8 @@ class BlockPool:
         if request.stage not in (Stage.WAITING, Stage.RUNNING):
             return
         self._read_clock()
-        tier = self._tier(request)
-        if request.stage is Stage.WAITING:
-            self._waiting.remove(request)
-            tier.waiting.remove(request)
-        else:
-            self._running.remove(request)
-            tier.running -= len(request.live)
-            self._let_go(request, request.tables)
-            request.tables = [[] for _ in range(request.sequences)]
-        request.stage = Stage.GONE
-        self._forget_drained()
+        self._books.remove(request)
+        self._books.forget_drained()
         self.sequence += 1
 
     # -- carrying out an admission ------------------------------------------------------------------------------------
@@ -296,21 +286,21 @@ class BlockPool:
         self, request: Request, change: Plan, ask: Ask, preempted: list[Request]
     ) -> dict[int, list[BlockId]] | None:
         """Hold what is there and allocate the rest; None: some room could not be made."""
-        residents, tier, form = self._residents, ask.account, change.shape
+        residents, tier, form = self._books.residents, ask.account, change.shape
         for block, sequences in change.holds.items():
             residents.hold(block, request, sequences, tier)
         for block, owner in change.owners.items():
-            if owner is self._public and not self._public_has_room():
+            if owner is self._books.public and not self._books.public_has_room():
                 return None  # `plan` counted on it
-            residents.charge(block, owner, self._tier)
-        while self._free_slots() < len(form.live):
-            if not self._free_a_slot(tier, preempted):
+            residents.charge(block, owner, self._books.tier)
+        while self._books.free_slots() < len(form.live):
+            if not self._books.free_a_slot(tier, preempted):
                 return None
         public_left = change.allocate_public
         lead = [block.id for block in change.path]
         for depth in range(len(lead), form.lead):
-            owner = self._public if public_left else tier
-            public_left -= owner is self._public and tier is not self._public
+            owner = self._books.public if public_left else tier
+            public_left -= owner is self._books.public and tier is not self._books.public
             shared = self._allocate(request, ask, owner, depth, len(form.live), preempted)
             if shared is None:
                 return None
@@ -328,20 +318,14 @@ class BlockPool:
     def _allocate(
         self, request: Request, ask: Ask, owner: Account, depth: int, sequences: int, preempted: list[Request]
     ) -> Block | None:
-        if owner is self._public and owner is not ask.account and not self._public_has_room():
+        if owner is self._books.public and owner is not ask.account and not self._books.public_has_room():
             return None
-        if not self._make_room(ask, preempted, charged=owner):
+        if not self._books.make_room(ask, preempted, charged=owner):
             return None
-        return self._residents.allocate(owner, depth, request, sequences, ask.account)
+        return self._books.residents.allocate(owner, depth, request, sequences, ask.account)
 
     def _start(self, request: Request, tier: Account, tables: Mapping[int, list[BlockId]], hits: list[int]) -> None:
-        self._waiting.remove(request)
-        tier.waiting.remove(request)
-        insort(self._running, request, key=_number)
-        tier.running += len(tables)
-        for index, table in tables.items():
-            request.tables[index] = table
-        request.stage = Stage.RUNNING
+        self._books.start(request, tables)
         if not request.started:
             request.started = True
             tokens = request.prompt_tokens
@@ -349,145 +333,49 @@ class BlockPool:
             tier.totals.hit_tokens += hits[0] * self.block_size
         self.sequence += 1
 
-    # -- making room --------------------------------------------------------------------------------------------------
-
-    def _make_room(self, ask: Ask, preempted: list[Request], charged: Account | None = None) -> bool:
-        """Until a block is free and the account to be charged (the asker's own if None) is below its limit."""
-        own = charged is None or charged is ask.account
-        while True:
-            if own and ask.account.used >= ask.account.limit:
-                victim = victim_at_limit(ask, self._running, self._tier)
-            elif self._residents.free:
-                return True
-            else:
-                victim = next_victim(ask, self._accounts, self._residents, self._running, self._tier)
-            if victim is None:
-                return False
-            self._give_way(victim, preempted)
-
-    def _give_way(self, victim: Victim, preempted: list[Request]) -> None:
-        if isinstance(victim, Evict):
-            self._evict(victim.block, reclaim=victim.reclaim)
-        else:
-            self._preempt(victim.request, reclaim=victim.reclaim)
-            preempted.append(victim.request)
-
-    def _free_a_slot(self, tier: Account, preempted: list[Request]) -> bool:
-        """A tier under its slots gets one back from those that run more than theirs."""
-        excess = {
-            account: account.running - account.slots
-            for account in self._accounts
-            if account is not tier and account.running > account.slots
-        }
-        request = most_owing(self._running, self._tier, excess)
-        if request is None:
-            return False
-        self._preempt(request, reclaim=True)
-        preempted.append(request)
-        return True
-
-    def _public_has_room(self) -> bool:
-        """Whether the public share can take a block, once idle ones in it have made room."""
-        public = self._public
-        while public.used >= public.limit and (idle := public.idle.first()):
-            self._evict(idle)
-        return public.used < public.limit
-
-    def _evict(self, block: Block, *, reclaim: bool = False) -> None:
-        """An idle block goes, with what is below it."""
-        for member in self._residents.idle_tree(block):
-            self._residents.remove(member)
-            self._count(member.owner, evicted=1, reclaimed=int(reclaim and member is block))
-
-    def _preempt(self, request: Request, *, reclaim: bool = False) -> None:
-        """A running request waits again, under its old number; its full blocks stay cached."""
-        tier, tables, sequences = self._tier(request), request.tables, len(request.live)
-        freed = self._let_go(request, tables)
-        self._count(tier, preempted=1, reclaimed=freed if reclaim else 0)
-        request.tables = [[] for _ in range(request.sequences)]
-        self._running.remove(request)
-        tier.running -= sequences
-        request.reclaims += reclaim
-        self._enqueue(request)
-
-        def undo() -> None:
-            self._waiting.remove(request)
-            tier.waiting.remove(request)
-            insort(self._running, request, key=_number)
-            tier.running += sequences
-            request.reclaims -= reclaim
-            request.tables, request.stage = tables, Stage.RUNNING
-
-        self._residents.log(undo)
-
-    def _let_go(self, request: Request, tables: Sequence[Sequence[BlockId]]) -> int:
-        """The request holds these tables no more, tails first. Returns how many partial blocks that freed."""
-        residents, tier = self._residents, self._tier(request)
-        counts: dict[BlockId, int] = {}
-        for table in tables:
-            for block_id in reversed(table):
-                counts[block_id] = counts.get(block_id, 0) + 1
-        blocks = [(residents.at(block_id), count) for block_id, count in counts.items()]
-        for block, count in blocks:
-            residents.let_go(block, request, count, tier)
-        freed = sum(not residents.is_resident(block) for block, _ in blocks)
-        self._evict_retired([block for block, _ in blocks])
-        self._trim()
-        return freed
-
-    def _evict_retired(self, blocks: Iterable[Block]) -> None:
-        """Of these, idle blocks of prefixes that are public no more go."""
-        for block in blocks:
-            if block.owner is self._public and not block.holders and block.key not in self.public_keys:
-                if self._residents.is_resident(block):  # it may have gone with one above it
-                    self._evict(block)
-
-    def _trim(self) -> None:
-        """No owner keeps cached blocks beyond its limit."""
-        for account in self._accounts:
-            while account.used > account.limit and (idle := account.idle.first()):
-                self._evict(idle)
-
     # -- filled blocks ------------------------------------------------------------------------------------------------
 
     def _move_onto(self, equal: Block, block: Block, request: Request, index: int) -> None:
         """The request's sequences that hold `block` hold `equal` instead."""
-        sequences, tier = block.holders[request], self._tier(request)
+        sequences, tier = block.holders[request], self._books.tier(request)
         for table in request.tables:
             if index < len(table) and table[index] == block.id:
                 table[index] = equal.id
         is_hit = request not in equal.holders
-        self._residents.let_go(block, request, sequences, tier)
-        self._residents.hold(equal, request, sequences, tier)
+        self._books.residents.let_go(block, request, sequences, tier)
+        self._books.residents.hold(equal, request, sequences, tier)
         if is_hit and (owner := self._owner_after_hit(equal, tier)) is not equal.owner:
-            self._residents.charge(equal, owner, self._tier)
+            self._books.residents.charge(equal, owner, self._books.tier)
 
     def _owner_after_hit(self, block: Block, tier: Account) -> Account:
+        books = self._books
+
         def has_room(account: Account) -> bool:
-            return self._public_has_room() if account is self._public else account.used < account.limit
+            return books.public_has_room() if account is books.public else account.used < account.limit
 
         return owner_after_hit(
-            block, tier, public=self._public, public_keys=self.public_keys, has_room=has_room, tiers=self._tier
+            block, tier, public=books.public, public_keys=books.public_keys, has_room=has_room, tiers=books.tier
         )
 
     def _settle_filled(self, block: Block, tier: Account) -> None:
         """Public blocks are the public share's as far as it has room; what it only expected goes back to the tier."""
-        if block.key in self.public_keys:
-            if block.owner is not self._public and self._public_has_room():
-                self._residents.charge(block, self._public, self._tier)
-        elif block.owner is self._public and tier.used < tier.limit:
-            self._residents.charge(block, tier, self._tier)
+        if block.key in self._books.public_keys:
+            if block.owner is not self._books.public and self._books.public_has_room():
+                self._books.residents.charge(block, self._books.public, self._books.tier)
+        elif block.owner is self._books.public and tier.used < tier.limit:
+            self._books.residents.charge(block, tier, self._books.tier)
 
     # -- bookkeeping --------------------------------------------------------------------------------------------------
 
     def _never_fits(self, request: Request, form: Shape, tier: Account) -> str | None:
         """The arithmetic, if the request could not even run alone."""
-        public = 0 if tier is self._public else min(form.public_blocks(self.public_keys), self._public.limit)
+        share = self._books.public
+        public = 0 if tier is share else min(form.public_blocks(self._books.public_keys), share.limit)
         needed = form.whole - public
-        bound = most_an_account_can_hold(tier, self._accounts, self.capacity)
+        bound = most_an_account_can_hold(tier, self._books.accounts, self.capacity)
         if needed <= bound:
             return None
-        kept = self.capacity - sum(other.kept_from_others() for other in self._accounts if other is not tier)
+        kept = self.capacity - sum(other.kept_from_others() for other in self._books.accounts if other is not tier)
         copies = f" for each of {len(form.live)} sequences" if len(form.live) > 1 else ""
         besides = f", {public} of its {form.whole} being public" if public else ""
         return (
@@ -497,68 +385,13 @@ class BlockPool:
             f"limit"
         )
 
-    def _enqueue(self, request: Request) -> None:
-        request.stage = Stage.WAITING
-        insort(self._waiting, request, key=_number)
-        insort(self._tier(request).waiting, request, key=_number)
-
     def _table(self, request: Request, sequence: int) -> list[BlockId]:
         if request.stage is not Stage.RUNNING or sequence in request.finished:
             raise ValueError(f"sequence {sequence} of request {request.id} does not run")
         return request.tables[sequence]
 
-    def _free_slots(self) -> int:
-        return self.max_sequences - sum(account.running for account in self._accounts)
-
-    def _count(self, account: Account, *, evicted: int = 0, reclaimed: int = 0, preempted: int = 0) -> None:
-        totals = account.totals
-        totals.evicted += evicted
-        totals.reclaimed += reclaimed
-        totals.preempted += preempted
-
-        def undo() -> None:
-            totals.evicted -= evicted
-            totals.reclaimed -= reclaimed
-            totals.preempted -= preempted
-
-        self._residents.log(undo)
-
-    def _tier(self, request: Request) -> Account:
-        return self._by_name[request.tier]
-
-    def _tiers(self) -> list[Account]:
-        return self._accounts[:-1]
-
-    def _account(self, name: str) -> Account:
-        """A tier's account; a new one is open to anything until it gets a quota."""
-        account = self._by_name.get(name)
-        if account is None:
-            account = self._by_name[name] = Account(name)
-            account.open(self.capacity)
-            self._order_accounts()
-        return account
-
-    def _order_accounts(self) -> None:
-        tiers = sorted((account for account in self._by_name.values() if account is not self._public), key=_name)
-        self._accounts = [*tiers, self._public]
-
-    def _forget_drained(self) -> None:
-        for account in self._tiers():
-            if account.draining and account.empty:
-                del self._by_name[account.name]
-        self._order_accounts()
-
     def _read_clock(self) -> None:
-        self.sequence += self._residents.advance(self._clock())
-
-
-def _number(request: Request) -> int:
-    assert request.number is not None, "it was submitted"
-    return request.number
-
-
-def _name(account: Account) -> str:
-    return account.name
+        self.sequence += self._books.residents.advance(self._clock())
 
 
 def _check_shape(request: Request) -> None:

@@ -292,9 +292,11 @@ class Reference:
         return request.whole - excepted > self.bound(request.tier)
 
     def submit(self, request: Request) -> bool:
-        if request.tier not in self.tiers:
+        if is_new := request.tier not in self.tiers:
             self.tiers[request.tier] = Tier(limit=self.capacity)
         if len(request.keys) > self.max_sequences or self.never_fits(request):
+            if is_new:
+                del self.tiers[request.tier]
             return False
         self.number += 1
         request.number = self.number

@@ -122,11 +122,11 @@ class Scene:
 
     def cached_of(self, text: str, salt: bytes = b"") -> int:
         """How many blocks of the text are resident."""
-        return len(self.pool._residents.path(self.keys(text, salt)))
+        return len(self.pool._books.residents.path(self.keys(text, salt)))
 
     def owners(self, text: str, salt: bytes = b"") -> list[str]:
         """Who pays for each resident block of the text."""
-        return [block.owner.name for block in self.pool._residents.path(self.keys(text, salt))]
+        return [block.owner.name for block in self.pool._books.residents.path(self.keys(text, salt))]
 
     def account(self, name: str) -> wire.TierLedger:
         return self.pool.ledger().tiers[name]

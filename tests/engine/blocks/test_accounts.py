@@ -152,6 +152,13 @@ def test_before_the_first_quotas_any_tier_is_known_and_all_share_one_lru() -> No
     assert set(scene.pool.ledger().tiers) == {"gold", "bronze", "green"}
 
 
+def test_a_tier_whose_only_request_was_refused_is_not_known_by_it() -> None:
+    scene = Scene(6)
+    with pytest.raises(NeverFits):
+        scene.wait("gold", "abcdef")
+    assert scene.pool.ledger().tiers == {}
+
+
 def test_an_unknown_tier_is_refused_with_those_that_exist() -> None:
     scene = Scene(10, gold={}, bronze={})
     with pytest.raises(UnknownTier, match=r"unknown tier 'iron'; the tiers are: bronze, gold$"):

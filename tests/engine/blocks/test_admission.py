@@ -195,11 +195,11 @@ def test_a_waiter_has_changed_nothing() -> None:
     request = scene.wait("gold", "abcxyz012")
     scene.run("bronze", "wxyz", extra=0)
     before = scene.pool.ledger()
-    order = scene.pool._residents.lapsed_leaves.orders()
+    order = scene.pool._books.residents.lapsed_leaves.orders()
     for _ in range(3):
         assert isinstance(scene.offer(request), Waiting)
         assert scene.pool.ledger() == before
-        assert scene.pool._residents.lapsed_leaves.orders() == order
+        assert scene.pool._books.residents.lapsed_leaves.orders() == order
 
 
 def test_a_waiter_for_whom_the_granted_room_cannot_be_made_has_changed_nothing() -> None:

@@ -110,6 +110,6 @@ def test_heaps_do_not_grow_with_the_number_of_hits() -> None:
         for index, key in enumerate(scene.keys("abcdefgh")):
             scene.pool.fill(request, 0, index, key)
         scene.pool.release(request)
-    account = scene.pool._accounts[0]
-    heaps = (account.leaves, account.idle, scene.pool._residents.expiries, scene.pool._residents.lapsed_leaves)
+    account, residents = scene.pool._books.accounts[0], scene.pool._books.residents
+    heaps = (account.leaves, account.idle, residents.expiries, residents.lapsed_leaves)
     assert all(heap.stale <= len(heap) + 32 for heap in heaps)

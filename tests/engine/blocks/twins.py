@@ -273,7 +273,7 @@ class Twins:
                 block.lapsed,
                 block.parent.serial if block.parent else None,
             )
-            for block in pool._residents.blocks()
+            for block in pool._books.residents.blocks()
         }
         theirs = {
             block.serial: (
