@@ -185,7 +185,7 @@ class _PartEvents:
         parts = {(replica.name, str(part.name)): part for replica in done.snapshot.replicas for part in replica.parts}
         if not self.started:
             waiting = [
-                f"{name} of {replica} ({part.message})"
+                f"{replica} {name} ({part.message})"
                 for (replica, name), part in parts.items()
                 if part.state is not PartState.READY
             ]

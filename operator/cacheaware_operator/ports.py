@@ -6,6 +6,7 @@ system has.
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Sequence
 
@@ -33,15 +34,21 @@ def require_free(ports: Sequence[int], first: int, flag: str = "--port", host: s
         if port > HIGHEST_PORT:
             raise PortInUse(host, port, f"there are {HIGHEST_PORT} ports; choose a lower {flag} than {first}")
         if _taken(host, port):
-            which = "it" if port == first else f"it ({flag} {first} and one more for each further replica)"
-            raise PortInUse(host, port, f"stop what listens there, or choose another than {which} with {flag}")
+            raise PortInUse(host, port, f"stop what listens there, or choose another with {flag}{_span(first, port)}")
+
+
+def _span(first: int, port: int) -> str:
+    return "" if port == first else f" (now {first}, and one more for each further replica)"
 
 
 def _taken(host: str, port: int) -> bool:
+    """Raises OSError where the port cannot be had for another reason, such as a privileged one."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free for a listener
         try:
             probe.bind((host, port))
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise OSError(error.errno, f"port {port} on {host} cannot be used: {error.strerror}") from None
             return True
     return False

@@ -16,7 +16,12 @@ from cacheaware.testing import DEADLINE, POOL, UpProcess, all_gone, nobody_liste
 
 pytest.importorskip("torch", reason="needs the engine extra")
 
-REAL_UP = "import sys; from cacheaware.__main__ import app; app(['up', '-f', sys.argv[1], '--port', sys.argv[2]])"
+REAL_UP = """
+import sys
+from cacheaware.__main__ import app
+file, port = sys.argv[1:]
+app(["up", "-f", file, "--port", port, "--log-dir", file + ".logs"])
+"""
 MESSAGES: Any = [{"role": "user", "content": "The quick brown fox jumps over the lazy dog. " * 5}]
 
 
@@ -171,6 +176,9 @@ def test_an_engine_that_cannot_start_is_told_by_its_own_reason(
     assert code == 1
     assert "the engine of chat-0 ended (exit code" in said
     assert words in said.split("the engine of chat-0 ended")[1]
+    log = Path(f"{real_pool}.logs") / "chat-0-engine.log"
+    assert f"Its whole output: {log}" in said
+    assert words in log.read_text()
     assert not list((up.state_home / "cacheaware").glob("*.json"))
 
 
