@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 
 MAX_LENGTH = 32
-MAX_BYTES = 2**63 - 1  # what Kubernetes keeps of a quantity
+MAX_BYTES = 2**63 - 2  # Kubernetes keeps one byte more, and cuts everything larger down to that
 PATTERN = r"^[0-9]{1,18}([.][0-9]{1,9})?(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|[eE][0-9]{1,2})?$"
 EXPECTED = "an amount of memory such as 1Gi, 512Mi or a number of bytes"
 

@@ -10,7 +10,16 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -152,8 +161,20 @@ def _quantity(value: Any) -> Any:
     return value
 
 
-Memory: TypeAlias = Annotated[StrictStr | StrictInt, BeforeValidator(_memory)]
-Quantity: TypeAlias = Annotated[StrictStr | StrictInt, BeforeValidator(_quantity)]
+def _int_or_string(pattern: str) -> WithJsonSchema:
+    """As Kubernetes writes a quantity: the pattern is for text, the minimum for numbers."""
+    return WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "pattern": pattern,
+            "maxLength": quantities.MAX_LENGTH,
+            "minimum": 0,
+        }
+    )
+
+
+Memory: TypeAlias = Annotated[StrictStr | StrictInt, BeforeValidator(_memory), _int_or_string(quantities.PATTERN)]
+Quantity: TypeAlias = Annotated[StrictStr | StrictInt, BeforeValidator(_quantity), _int_or_string(QUANTITY)]
 
 
 def _plain_json(value: dict[str, Any]) -> dict[str, Any]:
@@ -190,4 +211,8 @@ def _not_plain(value: Any, depth: int) -> str | None:
     return f"has a {type(value).__name__}, which JSON cannot say"
 
 
-JsonObject: TypeAlias = Annotated[dict[StrictStr, Any], AfterValidator(_plain_json)]
+JsonObject: TypeAlias = Annotated[
+    dict[StrictStr, Any],
+    AfterValidator(_plain_json),
+    WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True, "maxProperties": 256}),
+]
