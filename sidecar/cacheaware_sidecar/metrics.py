@@ -6,13 +6,14 @@ What comes from the ledger is read from the last ledger at each scrape, so it is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cacheaware_api import wire
+from cacheaware_sidecar.working_set import BUCKET_LABELS, TierWorkingSet
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -100,6 +101,30 @@ class LedgerCollector(Collector):
             reclaimed.add_metric([name], tier.reclaimed_total)
             preempted.add_metric([name], tier.preempted_total)
         yield from (blocks, shares, borrowed, lent, evicted, reclaimed, preempted)
+
+
+class WorkingSetCollector(Collector):
+    """What the tiers' prompts refer to, and what a block of them costs; the operator's rebalancer reads both."""
+
+    def __init__(self, tiers: Callable[[], Mapping[str, TierWorkingSet]]) -> None:
+        self._tiers = tiers
+
+    def collect(self) -> Iterator[Metric]:
+        reuse = HistogramMetricFamily(
+            "cacheaware_block_reuse_references",
+            "Block references by the tier's references since the same block was last used; first uses in +Inf.",
+            labels=["tier"],
+        )
+        pace = GaugeMetricFamily(
+            "cacheaware_prefill_seconds_per_block",
+            "Seconds that the engine needs to compute one block of a prompt of the tier.",
+            labels=["tier"],
+        )
+        for name, tier in self._tiers().items():
+            reuse.add_metric([name], list(zip(BUCKET_LABELS, tier.references, strict=True)), tier.reuse_sum)
+            if tier.prefill_seconds_per_block is not None:
+                pace.add_metric([name], tier.prefill_seconds_per_block)
+        yield from (reuse, pace)
 
 
 _WAITING = re.compile(r"^(vllm:num_requests_waiting(?:\{[^}\n]*\})?[ \t]+)(\S+)", re.MULTILINE)

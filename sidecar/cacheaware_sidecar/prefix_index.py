@@ -29,6 +29,10 @@ class PrefixIndex:
         """About how many tokens the prompt has."""
         return round(key.length / self._size_of_token(key))
 
+    def chunk_tokens(self, key: PrefixKey) -> float:
+        """About how many tokens a chunk of the key has."""
+        return CHUNK_BYTES / self._size_of_token(key)
+
     def predict(self, key: PrefixKey) -> int:
         """About how many leading tokens of the prompt are cached."""
         matched = 0

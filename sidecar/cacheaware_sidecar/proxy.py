@@ -48,6 +48,7 @@ from cacheaware_sidecar.settings import Settings
 from cacheaware_sidecar.tiers import choose_tier, loosened, promise_of
 from cacheaware_sidecar.traffic import Traffic
 from cacheaware_sidecar.view_source import ViewSource
+from cacheaware_sidecar.working_set import WorkingSets
 
 R = TypeVar("R", bound=web.StreamResponse)
 
@@ -74,6 +75,7 @@ class Proxy:
         link: EngineLink,
         gate: Gate,
         index: PrefixIndex,
+        working_sets: WorkingSets,
         traffic: Traffic,
         recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
@@ -86,6 +88,7 @@ class Proxy:
         self._link = link
         self._gate = gate
         self._index = index
+        self._working_sets = working_sets
         self._traffic = traffic
         self._recorder = recorder
         self._clock = clock
@@ -240,7 +243,9 @@ class Proxy:
         return response
 
     def _learn(self, record: Record, prepared: _Prepared) -> None:
-        """What the engine told corrects what was expected: the queue's account, the index, a tier's lengths."""
+        """What the engine told corrects what was expected: the queue's account, the index, a tier's lengths; and its
+        working set grows.
+        """
         meter = record.meter
         refused = record.outcome in (Outcome.BAD_REQUEST, Outcome.REJECTED)
         self._gate.settle(prepared.waiting, 0.0 if refused else actual_cost(meter, prepared.waiting.cost))
@@ -252,6 +257,17 @@ class Proxy:
             self._index.learn(prepared.key, meter.usage.prompt_tokens)
         if meter.usage is not None or meter.first_token_at is not None:
             self._index.insert(prepared.key)
+            self._note_blocks(record, prepared.tier.name, prepared.key)
+
+    def _note_blocks(self, record: Record, tier: str, key: PrefixKey) -> None:
+        """The engine has computed the prompt: the tier's working set has seen its blocks."""
+        ledger, meter = self._link.ledger, record.meter
+        if ledger is None:
+            return
+        self._working_sets.refer(tier, key, chunk_tokens=self._index.chunk_tokens(key), block_size=ledger.block_size)
+        if meter.usage is not None and meter.first_token_at is not None and record.forwarded_at is not None:
+            seconds = meter.first_token_at - record.forwarded_at
+            self._working_sets.first_token(tier, meter.usage, seconds, block_size=ledger.block_size)
 
     # -- parts of both -------------------------------------------------------------------------------------------------
 

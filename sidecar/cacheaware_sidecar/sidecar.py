@@ -26,7 +26,7 @@ from cacheaware_sidecar.fair_queue import Terms
 from cacheaware_sidecar.figures import Figures
 from cacheaware_sidecar.gate import Gate
 from cacheaware_sidecar.logs import values
-from cacheaware_sidecar.metrics import LedgerCollector, Metrics
+from cacheaware_sidecar.metrics import LedgerCollector, Metrics, WorkingSetCollector
 from cacheaware_sidecar.prefix_index import PrefixIndex
 from cacheaware_sidecar.prefix_key import KEY_ALGORITHM
 from cacheaware_sidecar.proxy import Proxy
@@ -36,6 +36,7 @@ from cacheaware_sidecar.settings import Settings
 from cacheaware_sidecar.traffic import Traffic
 from cacheaware_sidecar.view_source import ViewRefused, ViewSource
 from cacheaware_sidecar.watched_files import POLL_SECONDS, WatchedFiles
+from cacheaware_sidecar.working_set import WorkingSets
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class Sidecar:
         self.decisions = Decisions()
         self.figures = Figures()
         self.metrics = Metrics(self._tier_names, self.gate.queued_of)
+        self.working_sets = WorkingSets()
+        self.metrics.registry.register(WorkingSetCollector(self.working_sets.tiers))
         self._link: EngineLink | None = None
         self._proxy: Proxy | None = None
         self.views = ViewSource(self._view_changed)
@@ -113,6 +116,7 @@ class Sidecar:
                 link=link,
                 gate=self.gate,
                 index=self.index,
+                working_sets=self.working_sets,
                 traffic=self.traffic,
                 recorder=Recorder(self.metrics, self.figures, self.decisions, self._clock),
                 clock=self._clock,
@@ -162,6 +166,7 @@ class Sidecar:
         names = tuple(tier.name for tier in view.tiers)
         self.figures.keep(names)
         self.metrics.keep(names)
+        self.working_sets.keep(names)
         if self._link is not None:
             self._link.want(view)
 

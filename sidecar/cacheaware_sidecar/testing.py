@@ -52,6 +52,7 @@ class Recorded:
     path: str
     headers: Mapping[str, str]
     body: bytes
+    peer: Any  # address of the other side: one a connection
     left: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)  # its connection was closed before the end
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
@@ -78,7 +79,6 @@ class StubEngine:
         self.refuse_quotas: str | None = None  # a 422 with this text
         self.refuse_public: str | None = None
         self.metrics_page = 'vllm:num_requests_waiting{engine="0"} 2.0\nvllm:num_requests_running{engine="0"} 1.0\n'
-        self.keep_alive = 75.0
         self.port = 0
         self._sequence = 1
         self._changed = asyncio.Condition()
@@ -111,7 +111,7 @@ class StubEngine:
         kv.router.add_put("/kv/public", self._put_public)
         options: dict[str, Any] = {"handler_cancellation": True, "access_log": None, "shutdown_timeout": 0.1}
         for app, site in ((openai, web.TCPSite), (kv, web.UnixSite)):
-            runner = web.AppRunner(app, keepalive_timeout=self.keep_alive, **options)
+            runner = web.AppRunner(app, **options)
             await runner.setup()
             self._stack.push_async_callback(runner.cleanup)
             if site is web.TCPSite:
@@ -151,7 +151,9 @@ class StubEngine:
         return web.json_response({"tokens": list(body["prompt"].encode()), "count": len(body["prompt"])})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        recorded = Recorded(request.method, request.path, request.headers.copy(), await request.read())
+        body = await request.read()
+        peer = None if request.transport is None else request.transport.get_extra_info("peername")
+        recorded = Recorded(request.method, request.path, request.headers.copy(), body, peer)
         self.requests.append(recorded)
         async with self.arrived:
             self.arrived.notify_all()

@@ -193,6 +193,17 @@ class TestGivenBackOnce:
         assert "after" in log
         assert_empty(gate, budget)
 
+    async def test_cancelled_in_the_tick_before_its_turn_it_gives_its_place_to_the_next(self) -> None:
+        gate, budget = gate_of()
+        log: list[str] = []
+        tasks = [asyncio.create_task(hold(gate, waiting(name), 10.0, log)) for name in ("first", "second", "third")]
+        await asyncio.sleep(1.0)
+        tasks[0].cancel()  # runs first, and lets the second in, which does not know yet that it is cancelled
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert log == ["first", "third"]
+        assert_empty(gate, budget)
+
     async def test_cancelled_in_the_tick_it_was_let_in_it_gives_its_place_to_the_next(self) -> None:
         gate, budget = gate_of()
         log: list[str] = []

@@ -307,3 +307,19 @@ class TestBusy:
             let_go.set()
             await asyncio.gather(*calls)
         assert [request.json["priority"] for request in engine.requests][1] == -100
+
+    async def test_what_the_engine_refused_is_not_charged_to_its_tier(self, engine: StubEngine, folder: Path) -> None:
+        let_go = asyncio.Event()
+        engine.behaviour = Behaviour(hold=let_go)
+        wanted = view_json(tiers=[tier("a"), tier("b")], defaultTier="a")
+        async with running_sidecar(engine, folder, wanted=wanted, engine_slots=1) as sidecar:
+            calls = [asyncio.create_task(send(sidecar))]
+            await engine.count(1)
+            engine.behaviour = Behaviour(status=400, body=b"{}")
+            for number, name in enumerate(("a", "b", "a", "b"), start=1):
+                calls.append(asyncio.create_task(send(sidecar, data=HI | {"service_tier": name})))
+                await eventually(lambda number=number: sidecar.sidecar.gate.queued == number)  # type: ignore[misc]  # bound now
+            let_go.set()
+            await asyncio.gather(*calls)
+        order = [request.json["vllm_xargs"]["cacheaware_tier"] for request in engine.requests]
+        assert order == ["a", "a", "a", "b", "b"]  # level again after each one, so the first name goes on

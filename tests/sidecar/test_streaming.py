@@ -13,6 +13,7 @@ import pytest
 
 from cacheaware_sidecar.testing import Behaviour, StubEngine, stream_events
 from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar
+from cacheaware_sidecar.upstream import KEEP_ALIVE_SECONDS, engine_session
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BODY: dict[str, Any] = {"model": "stub-model", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -218,8 +219,6 @@ class TestTimeLimits:
             assert body.count(b"data: ") == 61
 
     async def test_the_client_library_sets_no_limit_of_its_own(self, engine: StubEngine, folder: Path) -> None:
-        from cacheaware_sidecar.upstream import engine_session
-
         async with engine_session(connect_timeout=5.0) as session:
             assert session.timeout.total is None  # its default would cut every stream at 300 s
             assert session.timeout.sock_read is None
@@ -256,13 +255,11 @@ class TestNoEngine:
         assert sidecar.is_idle()
 
     async def test_a_connection_that_the_engine_may_be_closing_is_not_used_again(
-        self, engine: StubEngine, folder: Path
+        self, sidecar: Running, engine: StubEngine
     ) -> None:
-        await engine.stop()
-        engine.keep_alive = 0.7
-        await engine.start()
-        async with running_sidecar(engine, folder) as sidecar:
-            for gap in (0.6, 0.65, 0.7, 0.75):
-                assert (await post(sidecar, BODY))[0] == 200
-                await asyncio.sleep(gap)
-            assert (await post(sidecar, BODY))[0] == 200
+        for gap in (0.0, KEEP_ALIVE_SECONDS + 0.1, 0.0):
+            assert (await post(sidecar, {**BODY, "stream": False}))[0] == 200
+            await asyncio.sleep(gap)
+        first, second, later = (request.peer for request in engine.requests)
+        assert first == second != later  # kept while it is surely open, dropped before any server would close it
+        assert KEEP_ALIVE_SECONDS < 1
