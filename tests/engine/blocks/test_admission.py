@@ -108,6 +108,21 @@ def test_blocks_that_its_tier_holds_already_are_not_counted_again() -> None:
     assert isinstance(scene.offer(scene.wait("gold", "abcdefg", extra=0)), Admitted)  # three more: 7 in all
 
 
+@pytest.mark.parametrize(
+    ("nominal", "entitled"), [pytest.param(5, True, id="within"), pytest.param(4, False, id="beyond")]
+)
+def test_blocks_that_move_to_its_tier_count_even_if_others_hold_them_already(nominal: int, entitled: bool) -> None:
+    scene = Scene(10, gold={"nominal": nominal, "priority": 100}, bronze={"nominal": 5})
+    scene.run("bronze", "abc", extra=0)
+    borrower = scene.run("bronze", "tuvwxyz", extra=0)
+    answer = scene.offer(scene.wait("gold", "abcde", extra=0))  # three move, two are new
+    if entitled:
+        assert isinstance(answer, Admitted)
+        assert answer.preempted == [borrower]
+    else:
+        assert answer == Waiting(WaitReason.ROOM)
+
+
 def test_a_more_important_tier_preempts_nobody_for_what_is_beyond_its_nominal() -> None:
     scene = Scene(10, gold={"nominal": 2, "priority": 100}, bronze={"nominal": 8})
     bronze = scene.run("bronze", "stuvwxyz", extra=0)

@@ -40,12 +40,12 @@ def test_among_owners_equally_far_over_the_less_important_gives_way() -> None:
 
 
 def test_the_asker_counts_the_block_it_asks_for_as_used() -> None:
-    scene = Scene(8, gold={"nominal": 4}, bronze={"nominal": 4})
-    scene.cache("gold", "abcd")
+    scene = Scene(9, gold={"nominal": 4, "priority": 100}, bronze={"nominal": 4})
+    scene.cache("gold", "abcde")  # one over
     scene.now = 1
     scene.cache("bronze", "wxyz")
-    scene.run("bronze", "q", extra=0)  # would be its fifth
-    assert (scene.cached_of("abcd"), scene.cached_of("wxyz")) == (4, 3)
+    scene.run("bronze", "q", extra=0)  # would be its fifth: one over too, and less important
+    assert (scene.cached_of("abcde"), scene.cached_of("wxyz")) == (5, 3)
 
 
 def test_then_what_others_cache_beyond_their_nominal_for_a_request_within_its_own() -> None:
