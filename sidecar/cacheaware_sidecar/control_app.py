@@ -15,6 +15,7 @@ from cacheaware_sidecar.errors import BadRequest, Reason, Refusal, Unauthorized
 from cacheaware_sidecar.explain import KEPT, Decisions
 from cacheaware_sidecar.metrics import Metrics
 from cacheaware_sidecar.relay import refusal_response
+from cacheaware_sidecar.request_body import read_body
 from cacheaware_sidecar.rewrite import parse_object
 from cacheaware_sidecar.secret_files import Secrets
 from cacheaware_sidecar.traffic import Traffic
@@ -23,6 +24,7 @@ from cacheaware_sidecar.view_source import StaleView, ViewRefused, ViewSource
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _LARGEST_VIEW = 4 * 1024 * 1024  # public prefixes are texts
+_VIEW_SECONDS = 30.0
 _OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 
@@ -54,7 +56,9 @@ def create_control_app(
 
     async def put_view(request: web.Request) -> web.Response:
         try:
-            view = wire.from_json(wire.View, parse_object(await request.read()))
+            view = wire.from_json(
+                wire.View, parse_object(await read_body(request, most=_LARGEST_VIEW, seconds=_VIEW_SECONDS))
+            )
             views.offer(view)
         except (wire.WireError, ViewRefused) as error:
             raise BadRequest(str(error), param=getattr(error, "path", None)) from None
@@ -80,7 +84,7 @@ def create_control_app(
     async def ready(request: web.Request) -> web.Response:
         return readiness(link, traffic)
 
-    app = web.Application(middlewares=[plain_errors, token_needed], client_max_size=_LARGEST_VIEW)
+    app = web.Application(middlewares=[plain_errors, token_needed])
     app.router.add_put("/pool/view", put_view)
     app.router.add_get("/pool/status", get_status)
     app.router.add_get("/pool/explain", explain)

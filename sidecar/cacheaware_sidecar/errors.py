@@ -102,9 +102,7 @@ class TooLarge(BadRequest):
     default_reason = Reason.TOO_LARGE
 
     def __init__(self, limit: int) -> None:
-        super().__init__(
-            f"the body has more than the {limit} bytes that this server takes (--max-body-bytes): send a shorter prompt"
-        )
+        super().__init__(f"the body has more than the {limit} bytes that are taken here: send less at once")
 
 
 class Unauthorized(Refusal):

@@ -17,21 +17,21 @@ from typing import TypeVar
 
 import aiohttp
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from cacheaware_api import wire
 from cacheaware_sidecar import relay, upstream
 from cacheaware_sidecar.costs import OutputLengths, actual_cost, expected_cost
 from cacheaware_sidecar.dispatch import Dispatch
 from cacheaware_sidecar.engine_link import EngineLink
-from cacheaware_sidecar.errors import BadRequest, EngineBroke, NoEngine, Reason, Refusal, TooLarge, TooLate
+from cacheaware_sidecar.errors import EngineBroke, NoEngine, Reason, Refusal, TooLate
 from cacheaware_sidecar.fair_queue import Waiting
 from cacheaware_sidecar.gate import Gate
 from cacheaware_sidecar.identity import Caller, identify
 from cacheaware_sidecar.prefix_index import PrefixIndex
 from cacheaware_sidecar.prefix_key import PrefixKey, prefix_key
 from cacheaware_sidecar.record import Outcome, Record, Recorder
-from cacheaware_sidecar.relay import ClientGone, StreamRelay
+from cacheaware_sidecar.relay import StreamRelay
+from cacheaware_sidecar.request_body import read_body
 from cacheaware_sidecar.rewrite import (
     Asked,
     for_engine,
@@ -39,7 +39,6 @@ from cacheaware_sidecar.rewrite import (
     parse_generation,
     parse_object,
     request_headers,
-    response_headers,
     without_private,
 )
 from cacheaware_sidecar.salt import cache_salt
@@ -218,13 +217,14 @@ class Proxy:
         chunk = await stream.first_bytes()
         limit.reschedule(None)  # a stream has no total limit
         record.status = 200
-        response = _with_ours(web.StreamResponse(headers=dict(response_headers(answer.headers.items()))), record)
+        response = _with_ours(relay.with_headers_of(answer, web.StreamResponse()), record)
         self._server_timing(response, record)
         try:
             await stream.run(request, response, chunk)
-        except ClientGone:
+        except Exception:
+            # Nothing can follow a head that was sent, and closing would wait for a client that does not read.
             if request.transport is not None:
-                request.transport.abort()  # closing would wait for a client that does not read
+                request.transport.abort()
             raise
         return response
 
@@ -236,9 +236,7 @@ class Proxy:
         record.meter.observe_body(body, self._clock())
         record.status = 200
         record.ended(Outcome.ANSWERED)
-        response = _with_ours(web.Response(body=body), record)
-        for name, value in response_headers(answer.headers.items()):
-            response.headers[name] = value
+        response = _with_ours(relay.with_headers_of(answer, web.Response(body=body)), record)
         self._server_timing(response, record)
         return response
 
@@ -291,21 +289,7 @@ class Proxy:
         return caller
 
     async def _read_body(self, request: web.Request) -> bytes:
-        most = self._settings.max_body_bytes
-        if request.content_length is not None and request.content_length > most:
-            raise TooLarge(most)
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self._settings.request_timeout):
-                async for chunk in request.content.iter_any():
-                    body += chunk
-                    if len(body) > most:
-                        raise TooLarge(most)
-        except TimeoutError:
-            raise BadRequest("the body did not arrive in time (--request-timeout)") from None
-        except (web.RequestPayloadError, aiohttp.ClientError, HttpProcessingError) as error:
-            raise BadRequest(f"the body cannot be read ({type(error).__name__})") from None
-        return bytes(body)
+        return await read_body(request, most=self._settings.max_body_bytes, seconds=self._settings.request_timeout)
 
     async def _ask(self, request: web.Request, record: Record, body: bytes | None) -> web.Response:
         url = self._settings.engine_url + request.path

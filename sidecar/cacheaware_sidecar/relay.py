@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -21,6 +22,9 @@ from cacheaware_sidecar.upstream import EngineStream
 
 _LONGEST_ERROR = 1024 * 1024
 _TAIL_SECONDS = 0.05  # after [DONE], for the end of the engine's message, so that its connection can be used again
+
+
+R = TypeVar("R", bound=web.StreamResponse)
 
 
 class ClientGone(ConnectionError):
@@ -51,6 +55,14 @@ async def read_error(answer: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
+def with_headers_of(answer: aiohttp.ClientResponse, response: R) -> R:
+    """The engine's headers on our response, each as often as it came."""
+    response.headers.popall("Content-Type", None)
+    for name, value in response_headers(answer.headers.items()):
+        response.headers.add(name, value)
+    return response
+
+
 def refused_by_engine(answer: aiohttp.ClientResponse, body: bytes, record: Record) -> web.Response:
     """The engine said no. What it says to the client passes as it is; what is wrong with itself becomes our error."""
     if answer.status == 503:
@@ -59,9 +71,7 @@ def refused_by_engine(answer: aiohttp.ClientResponse, body: bytes, record: Recor
         raise EngineBroke(f"the engine answered {answer.status}: {_message(body)}")
     record.status = answer.status
     record.ended(outcome_of(answer.status), Reason.ENGINE_REFUSED)
-    response = web.Response(status=answer.status, body=body)
-    for name, value in response_headers(answer.headers.items()):
-        response.headers[name] = value
+    response = with_headers_of(answer, web.Response(status=answer.status, body=body))
     response.headers["x-cacheaware-reason"] = str(Reason.ENGINE_REFUSED)
     return response
 

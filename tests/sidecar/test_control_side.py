@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,15 @@ class TestView:
         assert status == 400
         assert names in said["error"]["message"]
         assert sidecar.sidecar.views.view == view(1)
+
+    async def test_a_view_too_large_or_not_json_is_refused_in_words(self, sidecar: Running) -> None:
+        headers = {"Authorization": f"Bearer {CONTROL_TOKEN}"}
+        for data, status in ((b" " * 5_000_000, 413), (b"{", 400), (b"[]", 400)):
+            async with sidecar.client.put(
+                sidecar.control_url + "/pool/view", data=io.BytesIO(data), headers=headers
+            ) as answer:
+                assert answer.status == status
+                assert (await answer.json())["error"]["message"]
 
     async def test_an_older_view_is_409(self, sidecar: Running) -> None:
         assert (await sidecar.control("PUT", "/pool/view", view_json(5)))[0] == 200

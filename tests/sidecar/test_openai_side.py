@@ -323,3 +323,22 @@ class TestBusy:
             await asyncio.gather(*calls)
         order = [request.json["vllm_xargs"]["cacheaware_tier"] for request in engine.requests]
         assert order == ["a", "a", "a", "b", "b"]  # level again after each one, so the first name goes on
+
+
+async def test_a_fault_of_our_own_is_500_in_openais_shape(caplog: pytest.LogCaptureFixture) -> None:
+    async def faulty(request: web.Request) -> web.Response:
+        raise TypeError("a detail for the log")
+
+    app = web.Application(middlewares=[plain_errors])
+    app.router.add_get("/", faulty)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+        async with aiohttp.ClientSession() as client, client.get(url) as answer:
+            assert (answer.status, answer.headers["x-cacheaware-reason"]) == (500, "internal")
+            assert "a detail" not in await answer.text()
+    finally:
+        await runner.cleanup()
+    assert "a detail for the log" in caplog.text
