@@ -11,7 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
+from cacheaware_sidecar.app import plain_errors
 from cacheaware_sidecar.testing import Behaviour, StubEngine
 from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar, tier, view_json
 
