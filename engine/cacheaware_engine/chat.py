@@ -22,10 +22,13 @@ class Tokenizer:
         """`tokenizer`: a transformers tokenizer backed by the tokenizers library (every one we load is)."""
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
+        # Set once and never again: the backend may not change while several threads encode with it.
+        self._backend.no_truncation()
+        self._backend.no_padding()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a plain prompt; by default with what the model expects around it, such as a first token."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> tuple[int, ...]:
         """Token ids of a chat, as the model was trained to read it."""
@@ -38,7 +41,7 @@ class Tokenizer:
             text = self._tokenizer.apply_chat_template(
                 plain, tokenize=False, add_generation_prompt=add_generation_prompt
             )
-        except TemplateError as error:  # templates refuse what they cannot say, such as two user turns in a row
+        except (TemplateError, TypeError) as error:  # what the template cannot say, such as two user turns in a row
             raise BadRequest(f"the model's chat template refuses these messages: {error}", param="messages") from None
         return self.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
 
