@@ -144,7 +144,7 @@ class LocalPool:
         """Wait until every replica serves and has acknowledged the view; raises `StartFailed` or `QuotasRefused` if one
         never will.
         """
-        return await self._until(lambda done: done.settled, starting=True)
+        return await self._settled()
 
     def edit(self, pool_file: PoolFile) -> Changes:
         """Apply what can be applied while it runs, and say what changes.
@@ -163,10 +163,12 @@ class LocalPool:
         return found
 
     async def acknowledged(self, timeout: float = 60.0) -> Pass:
-        """Wait until every replica applies the newest edit; raises `QuotasRefused` or TimeoutError."""
+        """Wait until every replica applies the newest edit; raises TimeoutError, or as `ready` does: an edit may ask for
+        further replicas, or for quotas that do not fit.
+        """
         generation = self._reconciler.wanted.generation
         async with asyncio.timeout(timeout):
-            return await self._until(lambda done: done.settled, generation)
+            return await self._settled(generation)
 
     def check(self) -> None:
         """Raise what ended the loop that keeps the pool as wanted, if anything did."""
@@ -185,15 +187,16 @@ class LocalPool:
         finally:  # whoever waits must learn that no pass will come any more
             self._tell()
 
-    async def _until(self, reached: Callable[[Pass], bool], generation: int = 0, *, starting: bool = False) -> Pass:
+    async def _settled(self, generation: int = 0) -> Pass:
+        """Wait for a settled pass over this generation or a later one."""
         while True:
             news, last = self._news, self._last
             if last is not None and last.wanted.generation >= generation:
-                if reached(last):
+                if last.settled:
                     return last
                 if last.refused is not None:
                     raise QuotasRefused(last.refused)
-            if starting and (failure := self._fleet.start_failure()) is not None:
+            if (failure := self._fleet.start_failure()) is not None:
                 raise failure
             self.check()
             await news.wait()

@@ -36,7 +36,7 @@ async def fetch_model(
     """The folder of the model; raises `ModelUnavailable`. Cancelled, it leaves no process and nothing half-made."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", tether.__file__, str(os.getpid())),
-        *(sys.executable, "-m", program, source),
+        *(sys.executable, "-P", "-m", program, source),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -41,7 +41,8 @@ def find(folder: Path, namespace: str, pool: str | None) -> State:
         state = state_file.read(state_file.path_for(namespace, pool, folder))
     except StateUnreadable as error:
         raise NotRunning(str(error)) from None
-    if state is None:
+    # a-b/c and a/b-c share a file, and only one of them can run
+    if state is None or (state.pool.namespace, state.pool.name) != (namespace, pool):
         raise NotRunning(f"pool {namespace}/{pool} does not run here; start it with `cacheaware up -f FILE`")
     if not state.is_running():
         raise NotRunning(

@@ -164,6 +164,10 @@ async def _tell_acknowledged(before: Pass | None, pool: LocalPool, display: Disp
     except QuotasRefused as error:
         display.problem(f"Not in force: {error}. The engine keeps the quotas it has until the file is edited again.")
         return
+    except StartFailed as error:
+        _show_failure(error, display)
+        display.problem("The other replicas run on; lower spec.replicas to give up this one.")
+        return
     number = done.view.revision.number
     if before is not None and before.view.revision == done.view.revision:
         display.line(f"Applied; the view is still revision {number}.")

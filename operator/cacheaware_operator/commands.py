@@ -16,7 +16,7 @@ _SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """Where one replica is on this machine."""
+    """Where the parts of one replica are, on this machine or in their pod."""
 
     name: str
     port: int  # OpenAI side of the sidecar: the one that users see
@@ -25,6 +25,7 @@ class ReplicaPlace:
     kv_socket: Path
     view_file: Path
     secrets_dir: Path
+    host: str = LOOPBACK  # what the sidecar listens on; a pod's is reached from outside
 
     @property
     def url(self) -> str:
@@ -66,9 +67,9 @@ def engine_environment(engine: EnginePlan, inherited: Mapping[str, str]) -> dict
 def sidecar_arguments(place: ReplicaPlace) -> tuple[str, ...]:
     """Flags of `python -m cacheaware_sidecar`."""
     return (
-        f"--host={LOOPBACK}",
+        f"--host={place.host}",
         f"--port={place.port}",
-        f"--control-host={LOOPBACK}",
+        f"--control-host={place.host}",
         f"--control-port={place.control_port}",
         f"--engine-url={place.engine_url}",
         f"--kv-socket={place.kv_socket}",

@@ -28,10 +28,10 @@ from cacheaware_operator.sidecar_client import SidecarClient, engine_health
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What is started for each part; flags are added."""
+    """What is started for each part; flags are added. `-P`: no module of the folder we happen to be in is taken."""
 
-    engine: tuple[str, ...] = (sys.executable, "-m", "cacheaware_engine")
-    sidecar: tuple[str, ...] = (sys.executable, "-m", "cacheaware_sidecar")
+    engine: tuple[str, ...] = (sys.executable, "-P", "-m", "cacheaware_engine")
+    sidecar: tuple[str, ...] = (sys.executable, "-P", "-m", "cacheaware_sidecar")
 
 
 @dataclass(frozen=True, slots=True)

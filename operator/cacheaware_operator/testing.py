@@ -8,6 +8,8 @@ pool's `engine.env` can carry to the engine:
     STANDIN_LOADING=FILE         not ready while FILE is missing
     STANDIN_STUBBORN=1           ignore SIGTERM
     STANDIN_CHILD=FILE           start a process that never ends, and write its pid to FILE
+    STANDIN_REFUSE=TEXT          the sidecar says that its engine refused the quotas, with TEXT
+    STANDIN_ONLY_ONE=FILE        the first engine makes FILE, every later one ends with 1
 """
 
 from __future__ import annotations
@@ -123,14 +125,15 @@ class _Sidecar:
     def status(self, body: bytes, authorization: str) -> Answer:
         if authorization != f"Bearer {self._token}":
             return 401, {"error": {"message": "wrong token"}}
-        ready = self._engine_is_ready()
+        refused = os.environ.get("STANDIN_REFUSE")
+        ready = self._engine_is_ready() and refused is None
         status = wire.PoolStatus(
             applied=self._view.revision if ready else None,
             capacity=100 if ready else None,
             ledger=None,
             tiers={tier.name: wire.TierFigures(queue=0, requests=0) for tier in self._view.tiers},
             enforcement=wire.Enforcement.ENGINE,
-            conditions=(),
+            conditions=() if refused is None else (wire.Condition("QuotaEnforced", "False", "QuotaRefused", refused),),
             key_algorithm="stand-in",
         )
         return 200, wire.to_json(status)
@@ -157,6 +160,11 @@ def main(argv: list[str]) -> None:
         child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
         Path(pid_file).write_text(str(child.pid))
     if settings.part == "engine":
+        if only_one := os.environ.get("STANDIN_ONLY_ONE"):
+            try:
+                Path(only_one).touch(exist_ok=False)
+            except FileExistsError:
+                sys.exit(1)
         _engine(settings)
     else:
         _Sidecar(settings)

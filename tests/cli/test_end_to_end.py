@@ -182,15 +182,6 @@ def test_an_engine_that_cannot_start_is_told_by_its_own_reason(
     assert not list((up.state_home / "cacheaware").glob("*.json"))
 
 
-def test_quotas_that_an_engine_refuses_at_the_start_end_it(
-    run_real_up: Callable[[Path], UpProcess], real_pool: Path
-) -> None:
-    edit(real_pool, "[--threads=1]", "[--threads=1, --max-num-seqs=1]")
-    code, said = run_real_up(real_pool).end()
-    assert code == 1
-    assert "2 tiers have a nominal quota and the engine runs only 1 sequence" in said
-
-
 def test_a_missing_model_is_named_before_anything_starts(
     run_real_up: Callable[[Path], UpProcess], real_pool: Path, model: Path
 ) -> None:

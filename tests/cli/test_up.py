@@ -107,6 +107,12 @@ def test_an_engine_that_cannot_start_ends_it_with_the_engine_s_own_words(
     assert not (state_home / "cacheaware" / "default-chat.json").exists()
 
 
+def test_quotas_that_an_engine_refuses_at_the_start_end_it(run_up: RunUp, pool_file: Path) -> None:
+    code, said = run_up(pool_file, STANDIN_REFUSE="3 tiers and 2 sequences").end()
+    assert code == 1
+    assert "cacheaware up: chat-0: 3 tiers and 2 sequences" in said
+
+
 def test_output_of_the_parts_goes_to_a_file_each(run_up: RunUp, pool_file: Path, state_home: Path) -> None:
     state = run_up(pool_file).ready()
     logs = state_home / "cacheaware" / "default-chat-logs"
@@ -205,6 +211,30 @@ def test_replicas_come_and_go_while_it_runs(run_up: RunUp, pool_file: Path) -> N
     up.expect("Applied")
     up.until(lambda state: len(state.replicas) == 1)
     assert all_gone([part.pid for part in grown.parts if part.replica == "chat-1" and part.pid is not None])
+
+
+def test_a_further_replica_whose_port_is_in_use_is_refused(run_up: RunUp, pool_file: Path, free_pair: int) -> None:
+    up = run_up(pool_file, port=free_pair)
+    up.ready()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_pair + 1))
+        taken.listen()
+        pool_file.write_text(POOL.replace("spec:\n", "spec:\n  replicas: 2\n"))
+        up.expect(f"port {free_pair + 1} on 127.0.0.1 is in use")
+        up.expect("was not applied")
+
+
+def test_a_further_replica_that_cannot_start_is_told_and_the_first_runs_on(
+    run_up: RunUp, pool_file: Path, tmp_path: Path
+) -> None:
+    """The second engine finds the marker that the first one left, and refuses to start."""
+    marker = tmp_path / "started"
+    up = run_up(pool_file, STANDIN_ONLY_ONE=str(marker))
+    first = up.ready()
+    pool_file.write_text(POOL.replace("spec:\n", "spec:\n  replicas: 2\n"))
+    up.expect("the engine of chat-1 ended (exit code 1)")
+    up.expect("The other replicas run on")
+    assert set(up.pids()) >= {part.pid for part in first.parts}
 
 
 def test_keys_change_without_a_new_revision(run_up: RunUp, pool_file: Path) -> None:

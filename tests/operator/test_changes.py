@@ -105,7 +105,7 @@ def test_a_new_text_from_a_config_map_is_a_change(make_wanted: MakeWanted, spec:
     assert found == Changes(live=("text of public prefix assistant: 9 → 5 characters",))
 
 
-@settings(deadline=None, max_examples=50)  # a busy machine is no failure
+@settings(deadline=None, max_examples=30)  # a busy machine is no failure
 @given(before=pools(), after=pools())
 def test_what_engines_were_started_with_never_changes_while_they_run(
     before: dict[str, Any], after: dict[str, Any]
@@ -119,7 +119,7 @@ def test_what_engines_were_started_with_never_changes_while_they_run(
     assert not compare(result, new).live  # a second look finds only what waits for a restart
 
 
-@settings(deadline=None, max_examples=50)  # a busy machine is no failure
+@settings(deadline=None, max_examples=30)  # a busy machine is no failure
 @given(pool=pools())
 def test_an_object_does_not_differ_from_itself(pool: dict[str, Any]) -> None:
     wanted = Wanted("default", "chat", "uid-1", 1, parse_spec(pool["spec"]))

@@ -191,6 +191,15 @@ async def test_stopping_ends_the_part_and_nothing_is_started_again(supervision: 
     assert part.snapshot.restarts == 0
 
 
+async def test_stopping_while_it_is_being_started_leaves_nothing(supervision: Supervision) -> None:
+    part = supervision.start({"STANDIN_STUBBORN": "1"})
+    await asyncio.sleep(0)  # the start has begun, and there is no process yet
+    async with asyncio.timeout(30):
+        await part.stop()
+    assert part.snapshot.state is PartState.STOPPED
+    assert part.snapshot.pid is None
+
+
 async def test_stopping_does_not_wait_for_a_back_off_to_end(supervision: Supervision) -> None:
     part = supervision.start()
     await supervision.until_state(PartState.READY)

@@ -27,7 +27,7 @@ class MemoryFleet:
         self._plan: PoolPlan | None = None
         self._since = 0
         self.applied: list[PoolPlan] = []
-        self.failures: list[OSError] = []
+        self.failures: list[Exception] = []
 
     async def observe(self) -> Snapshot:
         if self._plan is None:
@@ -121,3 +121,32 @@ async def test_a_full_disk_is_tried_again(
     async with running(fleet, make_wanted()) as loop:
         await loop.until(lambda done: done.settled)
     assert "no space left" in caplog.text
+
+
+async def test_a_fault_of_our_own_ends_the_loop_instead_of_hiding(
+    make_wanted: MakeWanted, make_replica: Callable[..., ReplicaSnapshot]
+) -> None:
+    fleet = MemoryFleet(make_replica)
+    fleet.failures.append(KeyError("a fault"))
+    loop = Loop(fleet, make_wanted())
+    with pytest.raises(KeyError, match="a fault"):
+        await loop.reconciler.run()
+
+
+async def test_quotas_refused_for_an_earlier_view_say_nothing_of_the_new_one(
+    make_wanted: MakeWanted, make_replica: Callable[..., ReplicaSnapshot]
+) -> None:
+    refused = wire.Condition("QuotaEnforced", "False", "QuotaRefused", "they do not fit")
+
+    def refusing(name: str, number: int) -> ReplicaSnapshot:
+        return make_replica(name, number=number, conditions=(refused,))
+
+    wanted = make_wanted()
+    async with running(MemoryFleet(refusing, delay=1_000_000), wanted) as loop:
+        told = await loop.until(lambda done: done.refused is not None)
+        assert told.refused == "chat-0: they do not fit"
+        spec = wanted.spec.model_copy(update={"public_percent": 10})
+        loop.reconciler.want(dataclasses.replace(wanted, generation=2, spec=spec))
+        first = await loop.until(lambda done: done.wanted.generation == 2)
+        assert first.refused is None  # asked before it was given the new view
+        await loop.until(lambda done: done.refused is not None)

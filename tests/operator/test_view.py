@@ -57,7 +57,7 @@ def test_a_view_has_every_field_of_the_spec_that_a_sidecar_needs(make_wanted: Ca
     )
 
 
-@settings(deadline=None, max_examples=50)  # a busy machine is no failure
+@settings(deadline=None, max_examples=30)  # a busy machine is no failure
 @given(pool=pools())
 def test_unchanged_content_keeps_its_revision_and_order_means_nothing(pool: dict[str, Any]) -> None:
     spec = parse_spec(pool["spec"])
@@ -68,7 +68,7 @@ def test_unchanged_content_keeps_its_revision_and_order_means_nothing(pool: dict
     assert view_of(parse_spec(reordered), first) == first
 
 
-@settings(deadline=None, max_examples=50)  # a busy machine is no failure
+@settings(deadline=None, max_examples=30)  # a busy machine is no failure
 @given(pool_list=st.lists(pools(), min_size=1, max_size=6), repeats=st.integers(1, 3))
 def test_numbers_of_one_object_only_grow_and_never_name_two_contents(
     pool_list: list[dict[str, Any]], repeats: int
@@ -82,7 +82,7 @@ def test_numbers_of_one_object_only_grow_and_never_name_two_contents(
         previous = view
 
 
-@settings(deadline=None, max_examples=50)  # a busy machine is no failure
+@settings(deadline=None, max_examples=30)  # a busy machine is no failure
 @given(pool=pools())
 def test_the_spec_is_not_rewritten_and_the_view_survives_its_trip_as_json(pool: dict[str, Any]) -> None:
     spec = parse_spec(pool["spec"])
