@@ -1,4 +1,4 @@
-"""How soon a tier comes back to the same blocks: a histogram of reuse times, from which the LRU hit curve follows. Pure.
+"""How soon a tier comes back to the same blocks: a histogram of reuse times, of which the LRU hit curve follows. Pure.
 
 Time is virtual: it advances by the blocks that the tier refers to, so a curve does not depend on how busy the tier is.
 The reuse time of a reference is the number of block references since the same block was last referred to; a first use
@@ -28,6 +28,7 @@ CLASSES = 16
 FEWEST_CLASSES = 2  # below a tenth, samples mislead
 DEFAULT_KEYS = 200_000  # about 45 MB
 RECENT_SHARE = 8  # one key in so many is among the most recent
+_FORGOTTEN_AT_ONCE = 8  # keys of a class that are too old; the limit bounds what is left, so no call takes long
 
 
 class ReuseHistogram:
@@ -42,6 +43,7 @@ class ReuseHistogram:
         # The keys that are recent no longer, by class; they arrive in the order of their last use.
         self._older: list[OrderedDict[bytes, float]] = [OrderedDict() for _ in range(CLASSES)]
         self._older_keys = 0
+        self._leaving: OrderedDict[bytes, float] = OrderedDict()  # a class that is forgotten, key by key
         self._counts = [0.0] * (len(BOUNDS) + 1)
         self._sum = 0.0
 
@@ -52,7 +54,8 @@ class ReuseHistogram:
 
     @property
     def keys(self) -> int:
-        return len(self._recent) + self._older_keys
+        """How many are in memory."""
+        return len(self._recent) + self._older_keys + len(self._leaving)
 
     @property
     def sum(self) -> float:
@@ -102,24 +105,27 @@ class ReuseHistogram:
 
     def _age(self) -> None:
         """Let keys grow old, and forget what is too old or too much."""
-        most_recent = max(1, self._most_keys // RECENT_SHARE)
+        recent, older = self._recent, self._older
+        classes = len(older)
+        for _ in range(len(recent) - max(1, self._most_keys // RECENT_SHARE)):
+            key, last = recent.popitem(last=False)
+            if (number := key[-1] % CLASSES) < classes:
+                older[number][key] = last
+                self._older_keys += 1
         horizon = self._now - BOUNDS[-1]
-        while len(self._recent) > most_recent:
-            key, last = self._recent.popitem(last=False)
-            number = key[-1] % CLASSES
-            if number >= len(self._older):
-                continue
-            known = self._older[number]
-            known[key] = last
-            self._older_keys += 1
-            for _ in range(2):  # two go for one that comes, so nothing piles up and no call takes long
-                if known and next(iter(known.values())) < horizon:
-                    known.popitem(last=False)
-                    self._older_keys -= 1
+        for known in older:
+            for _ in range(_FORGOTTEN_AT_ONCE):
+                if not known or next(iter(known.values())) >= horizon:
+                    break
+                known.popitem(last=False)
+                self._older_keys -= 1
         while self.keys > self._most_keys:
-            if len(self._older) > FEWEST_CLASSES:
-                self._older_keys -= len(self._older.pop())
+            if self._leaving:
+                self._leaving.popitem()
+                continue
+            if len(older) > FEWEST_CLASSES:
+                self._leaving = older.pop()
+                self._older_keys -= len(self._leaving)
             else:
-                fullest = max(self._older, key=len)
-                fullest.popitem(last=False)
+                max(older, key=len).popitem(last=False)
                 self._older_keys -= 1
