@@ -14,6 +14,7 @@ from cacheaware_sidecar.budget import Reservation, SlotBudget, Slots
 from cacheaware_sidecar.errors import Busy, Reason
 from cacheaware_sidecar.fair_queue import FairQueue, Terms, Waiting
 
+MAX_QUEUE_BYTES = 512 * 1024 * 1024  # bodies wait in memory; a thousand of the largest would not fit a small pod
 _LONGEST_RETRY = 60.0  # seconds
 _SMOOTHING = 0.1
 
@@ -39,8 +40,15 @@ class Dispatch:
 class Dispatcher:
     """A bounded queue in front of a bounded engine. Every request submitted is dispatched or withdrawn, once."""
 
-    def __init__(self, max_queue: int, queue: FairQueue | None = None, budget: SlotBudget | None = None) -> None:
+    def __init__(
+        self,
+        max_queue: int,
+        queue: FairQueue | None = None,
+        budget: SlotBudget | None = None,
+        max_bytes: int = MAX_QUEUE_BYTES,
+    ) -> None:
         self._max_queue = max_queue
+        self._max_bytes = max_bytes
         self.queue = queue or FairQueue()
         self.budget = budget or SlotBudget()
         self._between: float | None = None  # seconds between two dispatches, while there is a queue
@@ -57,6 +65,12 @@ class Dispatcher:
         if len(self.queue) >= self._max_queue:
             raise Busy(
                 f"{len(self.queue)} requests wait already (--max-queue): try again later",
+                reason=Reason.QUEUE_FULL,
+                retry_after=self.expected_wait(),
+            )
+        if len(self.queue) and self.queue.bytes + request.size > self._max_bytes:
+            raise Busy(
+                "the requests that wait already are too large together: try again later, or send a shorter prompt",
                 reason=Reason.QUEUE_FULL,
                 retry_after=self.expected_wait(),
             )

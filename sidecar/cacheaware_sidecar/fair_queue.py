@@ -41,6 +41,7 @@ class Waiting:
     cost: float  # expected engine work: tokens to compute, prompt and output
     deadline: float | None = None  # when its first token is due; None: nothing was promised
     sequences: int = 1
+    size: int = 0  # bytes that it holds while it waits
 
     @property
     def urgent_at(self) -> float:
@@ -75,12 +76,18 @@ class FairQueue:
         self._entries: dict[str, _Entry] = {}
         self._started = 0.0
         self._number = 0
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
+
+    @property
+    def bytes(self) -> int:
+        """What the waiting requests hold."""
+        return self._bytes
 
     def waiting(self, tier: str) -> int:
         known = self._tiers.get(tier)
@@ -118,6 +125,7 @@ class FairQueue:
         bisect.insort(tenant.entries, entry)
         tier.waiting += 1
         self._entries[request.id] = entry
+        self._bytes += request.size
 
     def remove(self, request_id: str) -> bool:
         """Take a request out; False if it does not wait here."""
@@ -129,6 +137,7 @@ class FairQueue:
         tenant = tier.tenants[request.tenant]
         del tenant.entries[bisect.bisect_left(tenant.entries, entry)]
         tier.waiting -= 1
+        self._bytes -= request.size
         self._level(tier)
         return True
 

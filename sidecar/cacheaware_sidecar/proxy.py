@@ -168,6 +168,7 @@ class Proxy:
             cost=expected_cost(prompt, cached, self._outputs.expected(tier.name, asked.output_limit), asked.sequences),
             deadline=None if first_token is None else record.arrived + first_token,
             sequences=asked.sequences,
+            size=asked.size,
         )
         return _Prepared(asked, tier, salt, key, waiting)
 

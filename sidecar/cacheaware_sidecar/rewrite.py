@@ -50,6 +50,7 @@ class Asked:
     wants_usage: bool  # the client itself asked for the usage chunk of a stream
     sequences: int
     output_limit: int | None
+    size: int  # bytes, as sent
 
     @property
     def service_tier(self) -> Any:
@@ -89,6 +90,7 @@ def parse_generation(data: bytes) -> Asked:
         wants_usage=bool(options and options.get("include_usage")),
         sequences=sequences(body),
         output_limit=output_limit(body),
+        size=len(data),
     )
 
 

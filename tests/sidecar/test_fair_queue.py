@@ -195,7 +195,7 @@ class FairQueueMachine(RuleBasedStateMachine):
     def push(self, tier: str, tenant: str, cost: float, promise: float | None) -> None:
         self.number += 1
         due = None if promise is None else self.now + promise
-        request = Waiting(str(self.number), tier, tenant, self.now, cost, due)
+        request = Waiting(str(self.number), tier, tenant, self.now, cost, due, size=self.number)
         self.queue.push(request)
         self.waiting[request.id] = request
 
@@ -235,6 +235,7 @@ class FairQueueMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         assert len(self.queue) == len(self.waiting)
+        assert self.queue.bytes == sum(request.size for request in self.waiting.values())
         for tier in self.TIERS:
             mine = [request for request in self.waiting.values() if request.tier == tier]
             assert self.queue.waiting(tier) == len(mine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from typing import Any
 
 import looptime
@@ -40,9 +41,11 @@ class CountingBudget(SlotBudget):
         super()._give_back(reservation)
 
 
-def gate_of(slots: int = 1, max_queue: int = 100, nominal: dict[str, int] | None = None) -> tuple[Gate, CountingBudget]:
+def gate_of(
+    slots: int = 1, max_queue: int = 100, nominal: dict[str, int] | None = None, max_bytes: int = 10**9
+) -> tuple[Gate, CountingBudget]:
     budget = CountingBudget(Slots(slots, nominal or {}))
-    dispatcher = Dispatcher(max_queue, budget=budget)
+    dispatcher = Dispatcher(max_queue, budget=budget, max_bytes=max_bytes)
     dispatcher.set_terms({"gold": Terms(4, 100), "bronze": Terms(1, 0)})
     return Gate(dispatcher, clock=lambda: asyncio.get_running_loop().time()), budget
 
@@ -132,6 +135,24 @@ class TestRefusals:
         assert caught.value.reason is Reason.QUEUE_FULL
         assert caught.value.headers["x-should-retry"] == "true"
         assert 1 <= int(caught.value.headers["Retry-After"]) <= 60
+        assert_empty(gate, budget)
+
+    async def test_what_waits_is_bounded_in_bytes_too(self) -> None:
+        gate, budget = gate_of(slots=1, max_bytes=1000)
+
+        def large(name: str, size: int) -> Waiting:
+            return dataclasses.replace(waiting(name), size=size)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(hold(gate, large("runs", 5000), 1.0, []))  # does not wait, so it does not count
+            await asyncio.sleep(0.1)
+            for number in range(2):
+                tasks.create_task(hold(gate, large(str(number), 400), 1.0, []))
+            await asyncio.sleep(0.1)
+            with pytest.raises(Busy) as caught:
+                await hold(gate, large("too much", 400), 1.0, [])
+            tasks.create_task(hold(gate, large("fits", 200), 1.0, []))
+        assert caught.value.reason is Reason.QUEUE_FULL
         assert_empty(gate, budget)
 
     async def test_patience_ends_in_504(self) -> None:
