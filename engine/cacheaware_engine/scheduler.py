@@ -10,6 +10,7 @@ cached of them is hit when it is admitted again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,9 @@ from .blocks import ROOT, Admitted, BlockId, BlockKey, BlockPool, Ended, Grown, 
 from .blocks import Request as BlockRequest
 from .requests import Finish, RequestId
 from .sequences import RequestState, SequenceState
+
+OFFERED_OF_A_TIER = 16
+OFFERED_OTHERS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Scheduler:
         self._pool = pool
         self._block_size = pool.block_size
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._turn = 0  # where in a long queue the next step goes on offering
         self._states: dict[RequestId, RequestState] = {}
 
     @property
@@ -144,7 +149,7 @@ class Scheduler:
     def _admit(self, step: Step) -> None:
         """Offer what waits, oldest first, as long as the step has room to compute something of it."""
         room = self._room()
-        for request in list(self._pool.waiting):
+        for request in self._offered(self._pool.waiting):
             if room <= 0:
                 return
             if self._offer(request, step, idle=False):
@@ -153,6 +158,27 @@ class Scheduler:
             for request in list(self._pool.waiting):
                 if self._offer(request, step, idle=True):
                     return
+
+    def _offered(self, waiting: Sequence[BlockRequest]) -> Sequence[BlockRequest]:
+        """Whom to offer admission in this step, in arrival order.
+
+        All of a short queue. Of a long one the oldest of each tier, and some of the others in turn: one that may
+        overtake its elders gets to it within a few steps, and a step's bookkeeping does not grow with the queue.
+        """
+        if len(waiting) <= OFFERED_OTHERS:
+            return waiting
+        ahead: Counter[str] = Counter()
+        heads, others = set(), []
+        for request in waiting:
+            ahead[request.tier] += 1
+            if ahead[request.tier] <= OFFERED_OF_A_TIER:
+                heads.add(request.id)
+            else:
+                others.append(request.id)
+        first = self._turn % max(1, len(others))
+        self._turn = first + OFFERED_OTHERS
+        chosen = heads.union(others[first : first + OFFERED_OTHERS])
+        return [request for request in waiting if request.id in chosen]
 
     def _offer(self, request: BlockRequest, step: Step, idle: bool) -> bool:
         state = self._states[RequestId(request.id)]

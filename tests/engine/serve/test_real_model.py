@@ -22,8 +22,8 @@ from cacheaware_engine.testing import load_reference
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
-TOKENS = 12
-TOKENS_ALONE = 4  # one at a time is slow
+TOKENS = 10
+TOKENS_ALONE = 3  # one at a time is slow
 TIE = 1e-3
 TIES_ALLOWED = 0.02
 
@@ -124,17 +124,25 @@ def test_alone(model: LoadedModel, prompts: list[list[int]], references: list[Re
 
 
 @pytest.mark.parametrize(
-    ("blocks", "budget", "rounds"),
+    ("blocks", "block_size", "budget", "rounds"),
     [
-        pytest.param(600, 512, 2, id="batched, then again with a prefix hit"),
-        pytest.param(600, 37, 1, id="chunks with odd boundaries"),
-        pytest.param(20, 128, 1, id="preempted and resumed"),
+        pytest.param(600, 16, 512, 2, id="batched, then again with a prefix hit"),
+        pytest.param(600, 16, 37, 1, id="chunks with odd boundaries"),
+        pytest.param(40, 4, 128, 1, id="preempted and resumed"),
     ],
 )
 def test_together(
-    model: LoadedModel, prompts: list[list[int]], references: list[Reference], blocks: int, budget: int, rounds: int
+    model: LoadedModel,
+    prompts: list[list[int]],
+    references: list[Reference],
+    blocks: int,
+    block_size: int,
+    budget: int,
+    rounds: int,
 ) -> None:
-    engine = SteppedEngine(model, num_blocks=blocks, block_size=16, max_num_seqs=13, max_num_batched_tokens=budget)
+    engine = SteppedEngine(
+        model, num_blocks=blocks, block_size=block_size, max_num_seqs=13, max_num_batched_tokens=budget
+    )
     for again in range(rounds):
         outputs = [engine.submit(prompt, TOKENS) for prompt in prompts]
         engine.run()
@@ -143,7 +151,7 @@ def test_together(
         if again:
             hits = [output.cached_tokens for output in outputs]
             assert hits == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
-    assert (engine.preemptions > 10) == (blocks == 20)
+    assert (engine.preemptions > 10) == (blocks == 40)
     engine.assert_empty()
 
 

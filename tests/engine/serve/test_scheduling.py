@@ -70,6 +70,18 @@ def test_requests_start_in_the_order_of_their_arrival(tiny: LoadedModel) -> None
     assert started == [0, 1, 2, 3]
 
 
+def test_a_long_queue_is_served_whole_and_a_step_offers_only_some_of_it(tiny: LoadedModel) -> None:
+    engine = SteppedEngine(tiny, num_blocks=200, max_num_seqs=4)
+    engine.engine.set_quotas(quotas(big=(0, 200), small=(100, 200)))
+    outputs = [engine.submit([number] * 5, 2, tier="big") for number in range(200)]
+    late = engine.submit([250] * 5, 2, tier="small")
+    engine.step()
+    assert late.tokens(), "a long queue of one tier does not stand in front of another's"
+    engine.run()
+    assert all(len(output.tokens()) == 2 for output in outputs)
+    engine.assert_empty()
+
+
 async def test_priority_decides_only_between_requests_that_arrive_for_the_same_step(tiny: LoadedModel) -> None:
     stepped = SteppedEngine(tiny, num_blocks=80, max_num_seqs=1)
     thread = EngineThread(stepped.engine, lambda death: None)
