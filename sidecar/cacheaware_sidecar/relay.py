@@ -17,7 +17,7 @@ from cacheaware_sidecar.errors import EngineBroke, NoEngine, Reason, Refusal, er
 from cacheaware_sidecar.metering import Meter
 from cacheaware_sidecar.record import Outcome, Record, outcome_of
 from cacheaware_sidecar.rewrite import response_headers
-from cacheaware_sidecar.sse import Event, EventParser, EventTooLarge
+from cacheaware_sidecar.sse import DONE, Event, EventParser, EventTooLarge
 from cacheaware_sidecar.upstream import EngineStream
 
 _LONGEST_ERROR = 1024 * 1024
@@ -142,7 +142,7 @@ class StreamRelay:
                     if self._meter.done:
                         return
                     chunk = await read(self._answer)
-                events = self._wanted(self._parser.finish()) + self._parser.rest
+                events = self._wanted(self._last_events())
                 if events:
                     writing = True
                     await self._write(response, events)
@@ -153,6 +153,12 @@ class StreamRelay:
             raise
         if not self._meter.done and not self._meter.error:
             raise EngineStream("the engine ended the stream early")
+
+    def _last_events(self) -> list[Event]:
+        """What the end of the stream completes. Half an event is dropped: it would swallow the error event after it."""
+        events = self._parser.finish()
+        rest = Event(self._parser.rest)
+        return [*events, rest] if rest.data == DONE else events  # the one that engines leave without its blank line
 
     def _wanted(self, events: Iterable[Event]) -> bytes:
         """The bytes for the client: everything but the usage chunk that only we asked for."""
@@ -165,7 +171,6 @@ class StreamRelay:
         return b"".join(kept)
 
     async def _break_off(self, response: web.StreamResponse, message: str, reason: Reason) -> None:
-        # What is left in the parser is half an event: it would swallow the error event, so it is not sent.
         try:
             async with asyncio.timeout(self._idle):
                 await self._write(response, error_event(message, reason))

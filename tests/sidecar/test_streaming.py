@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import json
 from collections.abc import Mapping
@@ -151,11 +152,23 @@ class TestBreaking:
         await eventually(sidecar.is_idle)
         assert sidecar.sidecar.decisions.last(1)[0].outcome == "engine-broke"
 
-    async def test_half_an_event_is_not_sent_before_the_error_event(self, sidecar: Running, engine: StubEngine) -> None:
-        engine.behaviour = Behaviour(pieces=(b'data: {"choices": []}\n\ndata: {"cho', b""), flush=True, die_after=1)
+    @pytest.mark.parametrize("how", [Behaviour(die_after=1, flush=True), Behaviour(end_after=1)], ids=["cut", "ended"])
+    async def test_half_an_event_is_not_sent_before_the_error_event(
+        self, sidecar: Running, engine: StubEngine, how: Behaviour
+    ) -> None:
+        engine.behaviour = dataclasses.replace(how, pieces=(b'data: {"choices": []}\n\ndata: {"cho', b""))
         _, body, _ = await post(sidecar, BODY)
         assert last_error(body)["code"] == "engine-broke"
         assert b'{"cho"' not in body.replace(b'{"choices"', b"")
+
+    @pytest.mark.parametrize("end", [b"data: [DONE]", b"data: [DONE]\n", b"data: [DONE]\r"])
+    async def test_a_last_event_without_its_blank_line_is_the_last_event(
+        self, sidecar: Running, engine: StubEngine, end: bytes
+    ) -> None:
+        engine.behaviour = Behaviour(pieces=(b'data: {"choices": []}\n\n', end))
+        assert (await post(sidecar, BODY))[1] == b'data: {"choices": []}\n\n' + end
+        await eventually(lambda: bool(sidecar.sidecar.decisions.last(1)))
+        assert sidecar.sidecar.decisions.last(1)[0].outcome == "answered"
 
     async def test_an_error_of_the_engine_inside_a_stream_passes_and_is_counted(
         self, sidecar: Running, engine: StubEngine
