@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from cacheaware_api import wire
-from cacheaware_engine.blocks import Admitted, BlockPool, Ended, QuotaRefused, StaleRevision, UnknownTier, Yielded
+from cacheaware_engine.blocks import (
+    Admitted,
+    BlockPool,
+    Ended,
+    QuotaRefused,
+    StaleRevision,
+    UnknownTier,
+    Waiting,
+    WaitReason,
+    Yielded,
+)
 
 from .scene import Scene, tier
 
@@ -238,13 +248,22 @@ def test_a_tier_at_its_slots_waits_like_anyone_else() -> None:
         scene.run("gold", letter, extra=0)
     silver = [scene.run("silver", letter, extra=0) for letter in "wx"]
     request = scene.wait("gold", "c", extra=0)
-    assert type(scene.offer(request)).__name__ == "Waiting"
+    assert scene.offer(request) == Waiting(WaitReason.SLOTS)
     scene.release(silver[0])
     scene.admitted(request)
+
+
+def test_a_tier_at_its_slots_does_not_take_them_from_those_who_borrow_others() -> None:
+    scene = Scene(20, slots=5, gold={"nominal": 8}, silver={"nominal": 8}, spot={})
+    for letter in "ab":
+        scene.run("gold", letter, extra=0)
+    spot = [scene.run("spot", letter, extra=0) for letter in "xyz"]
+    assert scene.offer(scene.wait("gold", "c", extra=0)) == Waiting(WaitReason.SLOTS)
+    assert scene.pool.running[2:] == tuple(spot)
 
 
 def test_a_request_beyond_its_nominal_blocks_preempts_nobody_for_a_slot() -> None:
     scene = Scene(20, slots=2, gold={"nominal": 2}, spot={})
     spot = [scene.run("spot", letter, extra=0) for letter in "ab"]
-    assert type(scene.offer(scene.wait("gold", "xyz"))).__name__ == "Waiting"
+    assert scene.offer(scene.wait("gold", "xyz")) == Waiting(WaitReason.SLOTS)
     assert list(scene.pool.running) == spot
