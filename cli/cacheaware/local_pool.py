@@ -163,8 +163,8 @@ class LocalPool:
         return found
 
     async def acknowledged(self, timeout: float = 60.0) -> Pass:
-        """Wait until every replica applies the newest edit; raises TimeoutError, or what `ready` raises: an edit may ask
-        for further replicas, or for quotas that do not fit.
+        """Wait until every replica applies the newest edit; raises TimeoutError, or what `ready` raises: an edit may
+        ask for further replicas, or for quotas that do not fit.
         """
         generation = self._reconciler.wanted.generation
         async with asyncio.timeout(timeout):
