@@ -118,7 +118,7 @@ class Engine:
         except UnknownTier as error:
             raise BadRequest(str(error), param="vllm_xargs.cacheaware_tier", code="unknown_tier") from error
         except NeverFits as error:
-            raise BadRequest(str(error), param="max_tokens", code="never_fits") from error
+            raise BadRequest(str(error), code="never_fits") from error
 
     def abort(self, request_id: RequestId) -> None:
         """Its client is gone: release everything, at whatever stage it is. Not live any more: nothing happens."""

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+IDLE_LOOK_S = 1.0  # how often an idle engine looks at its ledger: retention runs out without any command
 RETRY_S = 0.02  # waiters and nothing admitted, which only time (retention) can change
 
 
@@ -58,6 +59,7 @@ class EngineThread:
         self.death: BaseException | None = None
         self.ledger: Ledger = engine.ledger()
         self.totals: StepTotals = engine.totals
+        self._told: StepTotals = engine.totals  # what followers have heard of
 
     # -- for the event loop -------------------------------------------------------------------------------------------
 
@@ -123,20 +125,25 @@ class EngineThread:
         try:
             worked = False
             while True:
-                commands = self._take(0 if worked else RETRY_S if self._engine.busy else None)
+                commands = self._take(0 if worked else RETRY_S if self._engine.busy else IDLE_LOOK_S)
                 if self._stopping:
                     break
                 self._execute(commands)
-                worked = self._engine.step(self._publish) if self._engine.busy else False
+                if self._engine.busy:
+                    worked = self._engine.step(self._publish)
+                else:
+                    worked = False
+                    if not commands:
+                        self._publish()
             self._refuse(commands, Unavailable("the engine is stopping"))
         except BaseException as error:
             log.exception("a step failed; the engine stops")
             self._die(error)
 
-    def _take(self, wait_s: float | None) -> list[_Command]:
-        """Commands given since the last call; waits for one at most so long, None: until one comes."""
+    def _take(self, wait_s: float) -> list[_Command]:
+        """Commands given since the last call; waits at most so long for one."""
         with self._wake:
-            if not self._commands and not self._stopping and wait_s != 0:
+            if not self._commands and not self._stopping and wait_s:
                 self._wake.wait(wait_s)
             commands = list(self._commands)
             self._commands.clear()
@@ -160,8 +167,10 @@ class EngineThread:
             answer()
 
     def _publish(self) -> None:
+        before = self.ledger.sequence
         self.ledger, self.totals = self._engine.ledger(), self._engine.totals
-        if self._followers:
+        if self._followers and (self.ledger.sequence != before or self.totals is not self._told):
+            self._told = self.totals
             self._on_event_loop(self._notify)
 
     def _die(self, error: BaseException) -> None:

@@ -38,9 +38,9 @@ def test_a_thousand_random_cancellations_leave_nothing_behind(tiny: LoadedModel)
                 prompt, rng.randrange(1, 50), n=rng.choice([1, 1, 1, 2, 3]), request_id=request,
                 sampling=SamplingParams(temperature=1.0, seed=number), tier=rng.choice(["gold", "bronze"]),
             )  # fmt: skip
-        for _ in range(rng.choice([0, 1, 2, 3, 16])):
+        for _ in range(rng.choice([0, 0, 1, 2, 12])):
             engine.step()
-        for request in rng.sample(engine.engine.live, min(len(engine.engine.live), rng.randrange(1, 4))):
+        for request in rng.sample(engine.engine.live, min(len(engine.engine.live), rng.randrange(1, 5))):
             state = engine.engine._scheduler.get(request)
             assert state is not None
             prefill = "prompt" if any(sequence.generated == 0 for sequence in state.sequences) else "output"

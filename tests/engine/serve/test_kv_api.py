@@ -182,6 +182,15 @@ async def test_a_public_prefix_that_is_taken_back_leaves_the_cache(server: Serve
     assert (ledger.public.cached, ledger.public.prefixes, ledger.free) == (0, {}, 96)
 
 
+async def test_an_idle_engines_ledger_says_when_blocks_lapse(server: Served) -> None:
+    await server.put("/kv/quotas", quotas(tier("gold", 40, retention_s=0.2)))
+    await complete(server, "gold", [3] * 20)
+    ledger = await server.idle()
+    while ledger["tiers"]["gold"]["lapsed"] < 5:
+        ledger = await server.ledger(f"?after={ledger['sequence']}&wait=10")
+    assert ledger["tiers"]["gold"]["cached"] == ledger["tiers"]["gold"]["lapsed"]
+
+
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 
