@@ -75,6 +75,11 @@ def create_control_app(
             raise BadRequest(f"n must be a number of decisions, 1 to {KEPT}", param="n")
         return web.json_response({"decisions": wire.to_json(decisions.last(int(text)))})
 
+    async def drain(request: web.Request) -> web.Response:
+        """From now on new requests are refused; asked again, it tells how many of the others are left."""
+        traffic.draining = True
+        return web.json_response({"inside": traffic.inside})
+
     async def metrics_page(request: web.Request) -> web.Response:
         return web.Response(body=metrics.page(), headers={"Content-Type": pages.CONTENT_TYPE})
 
@@ -88,6 +93,7 @@ def create_control_app(
     app.router.add_put("/pool/view", put_view)
     app.router.add_get("/pool/status", get_status)
     app.router.add_get("/pool/explain", explain)
+    app.router.add_post("/pool/drain", drain)
     app.router.add_get("/metrics", metrics_page)
     app.router.add_get("/healthz", alive)
     app.router.add_get("/readyz", ready)
