@@ -1,9 +1,10 @@
 """The rules of `rules` as CEL, which the API server evaluates: the same verdicts, the same places, the same words.
 
-CEL meets an object only after the schema took it, so what `rules` must expect in a wrong object (text where a list
-should be) cannot occur here. Where a message is computed, the constant one stands in should computing it fail. The
-server estimates what each rule may cost from the bounds of what it walks, and refuses a schema that may cost too much:
-so messages are put together by `format`, because it cannot know how long `string()` or `join()` of something will be.
+CEL meets an object only if every field has the type that the schema says; its pattern or length may still be wrong, and
+then, as in `rules`, the field's own error is enough. Where a message is computed, the constant one stands in should
+computing it fail. The server estimates what each rule may cost from the bounds of what it walks, and refuses a schema
+that may cost too much: so messages are put together by `format`, because it cannot know how long `string()` or `join()`
+of something will be.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from cacheaware_api import defaults, engine_flags, quantities, rules
+from cacheaware_api import defaults, durations, engine_flags, quantities, rules
 from cacheaware_api.engine_flags import EngineType
 from cacheaware_api.schema import EXPECTED
 from cacheaware_api.wire import IdentityType, Sharing
@@ -58,6 +59,10 @@ def _raw(pattern: str) -> str:
     return f"r'{pattern}'"
 
 
+def _is_duration(field: str) -> str:
+    return f"{field}.matches({_raw(durations.PATTERN)})"
+
+
 def _told(message: str, fix: str) -> str:
     return f"{message}: {fix}"
 
@@ -91,12 +96,13 @@ def _no_owned_flag(engine: EngineType) -> Rule:
 _FLAG_FIRST = _told(rules.FLAG_FIRST, "give each flag as --flag=value, or as --flag and then its value")
 
 _SIZE = "quantity(string(self))"
+_NO_SIZE = "!isQuantity(string(self))"
 
 _ENGINE: Mapping[Place, tuple[Rule, ...]] = {
     ("spec", "engine", "kvCache", "memory"): (
-        Rule(f"{_SIZE}.isGreaterThan(quantity('0'))", "must be more than 0 bytes"),
+        Rule(f"{_NO_SIZE} || {_SIZE}.isGreaterThan(quantity('0'))", "must be more than 0 bytes"),
         Rule(
-            f"{_SIZE}.compareTo(quantity('{quantities.MAX_BYTES}')) <= 0",
+            f"{_NO_SIZE} || {_SIZE}.compareTo(quantity('{quantities.MAX_BYTES}')) <= 0",
             f"must be at most {quantities.MAX_BYTES} bytes, the most that Kubernetes can say",
         ),
     ),
@@ -142,7 +148,7 @@ _TIERS: Mapping[Place, tuple[Rule, ...]] = {
             ".tiers",
         ),
         Rule(
-            "!has(self.defaultTier) || self.tiers.exists(tier, tier.name == self.defaultTier)",
+            "!has(self.defaultTier) || size(self.tiers) == 0 || self.tiers.exists(tier, tier.name == self.defaultTier)",
             _told(rules.DEFAULT_TIER_EXISTS, "choose one of their names"),
             f"'{rules.DEFAULT_TIER_EXISTS}: choose one of %s'.format([self.tiers.map(tier, tier.name)])",
             ".defaultTier",
@@ -158,6 +164,7 @@ _TIERS: Mapping[Place, tuple[Rule, ...]] = {
         # durations add up, and cannot be divided
         Rule(
             "!has(self.batchingWindow) || !has(self.sla) || !has(self.sla.timeToFirstToken)"
+            f" || !{_is_duration('self.batchingWindow')} || !{_is_duration('self.sla.timeToFirstToken')}"
             " || duration(self.batchingWindow) + duration(self.batchingWindow) <= duration(self.sla.timeToFirstToken)",
             _told(rules.WINDOW_WITHIN_HALF_SLA, "lower batchingWindow"),
             f"'{rules.WINDOW_WITHIN_HALF_SLA} (%s): lower it to at most %dms'"
@@ -212,7 +219,7 @@ _REST: Mapping[Place, tuple[Rule, ...]] = {
     ),
     ("spec", "rebalancing", "interval"): (
         Rule(
-            f"duration(self) >= duration('{rules.LEAST_REBALANCING_INTERVAL}')",
+            f"!{_is_duration('self')} || duration(self) >= duration('{rules.LEAST_REBALANCING_INTERVAL}')",
             _told(rules.INTERVAL_LEAST, "raise it; 30s is a good start"),
         ),
     ),

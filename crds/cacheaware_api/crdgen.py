@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from cacheaware_api import cel, v1alpha1
+from cacheaware_api import cel, defaults, v1alpha1
 from cacheaware_api.cel import Place
 from cacheaware_api.conditions import ConditionType
 from cacheaware_api.v1alpha1 import CacheAwarePool
@@ -115,9 +115,10 @@ def schema() -> Schema:
     properties = whole["properties"]
     properties |= _OF_THE_API_SERVER
     # Of the metadata a schema may restrict only the name; the API server knows the rest.
-    properties["metadata"] = {"type": "object", "properties": {"name": properties["metadata"]["properties"]["name"]}}
+    name = properties["metadata"]["properties"]["name"]
+    properties["metadata"] = {"type": "object", "properties": {"name": name}}
     whole["required"] = ["spec"]
-    properties["spec"]["properties"]["replicas"]["default"] = v1alpha1.defaults.REPLICAS
+    properties["spec"]["properties"]["replicas"]["default"] = defaults.REPLICAS
     for place, key in _LIST_MAPS.items():
         _at(whole, place).update({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]})
     for place, rule in cel.rules_of_pool():

