@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cacheaware_sidecar.errors import BadRequest
@@ -185,6 +185,7 @@ class TestNumbers:
         with pytest.raises(BadRequest, match="best_of must be at least n"):
             parse_generation(b'{"n": 4, "best_of": 2}')
 
+    @settings(deadline=None)  # other processes share the cores
     @given(st.dictionaries(st.sampled_from(["n", "best_of", "max_tokens", "seed", "logprobs"]), ANYTHING))
     def test_no_value_breaks_the_check(self, body: dict[str, Any]) -> None:
         try:

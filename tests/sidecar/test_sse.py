@@ -6,7 +6,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cacheaware_sidecar.metering import Meter, Usage, usage_from
@@ -57,6 +57,7 @@ def test_crlf_cut_between_its_bytes_is_one_line_end() -> None:
     assert [event.raw for event in parser.feed(b"\ndata: 2\r\n\r\n")] == [b"data: 1\r\n\r\n", b"data: 2\r\n\r\n"]
 
 
+@settings(deadline=None)  # other processes share the cores
 @given(st.lists(st.sampled_from([b"data: x", b": c", b"\r", b"\n", b"\r\n", b"\xf0\x9f", b"id: 1"])), st.data())
 def test_no_cut_changes_what_is_found(parts: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(parts)
