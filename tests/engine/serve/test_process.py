@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -16,6 +17,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+
+from cacheaware_engine.errors import ContextTooLong, EngineError, NotEnoughMemory
+from cacheaware_engine.metrics import Metrics
+from cacheaware_engine.settings import DType, Settings
+from cacheaware_engine.startup import load
 
 STARTED_S = 60
 
@@ -116,8 +122,6 @@ async def test_a_second_signal_ends_it_at_once(tiny_folder: Path, tmp_path: Path
     [
         pytest.param("/no/such/model", [], 1, "/no/such/model", id="no model"),
         pytest.param("pvc://claim/model", [], 1, "pvc://", id="a source that is not for one machine"),
-        pytest.param(None, ["--max-model-len", "100000"], 1, "--max-model-len 100000", id="context"),
-        pytest.param(None, ["--num-kv-blocks", "200000000"], 1, "MiB are available", id="memory"),
         pytest.param(None, ["--block-size", "zero"], 2, "--block-size", id="a bad setting"),
     ],
 )
@@ -130,6 +134,31 @@ async def test_what_cannot_start_says_why(
         (line,) = [line for line in text.splitlines() if not line.startswith("{")]
         assert said in line
         assert line.startswith("cacheaware-engine: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        pytest.param({"max_model_len": 100_000}, ContextTooLong, "--max-model-len 100000", id="context"),
+        pytest.param({"num_kv_blocks": 2 * 10**8}, NotEnoughMemory, "MiB are available", id="memory"),
+        pytest.param({"kv_cache_memory": 1000}, NotEnoughMemory, "--kv-cache-memory 1000", id="not one block"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_arithmetic(
+    tiny_folder: Path, tmp_path: Path, changes: dict[str, Any], error: type[EngineError], said: str
+) -> None:
+    settings = Settings(str(tiny_folder), kv_socket=tmp_path / "kv.sock", served_model_name="tiny", dtype=DType.FLOAT32)
+    with pytest.raises(error, match=said):
+        load(dataclasses.replace(settings, **changes), Metrics("tiny"))
+
+
+def test_blocks_fill_the_memory_that_was_asked_for(tiny_folder: Path, tmp_path: Path) -> None:
+    settings = Settings(str(tiny_folder), kv_socket=tmp_path / "kv.sock", served_model_name="tiny", dtype=DType.FLOAT32)
+    loaded = load(dataclasses.replace(settings, kv_cache_memory=2**20), Metrics("tiny"))
+    ledger = loaded.engine.ledger()
+    block = ledger.bytes_per_token * ledger.block_size
+    assert ledger.capacity * block <= 2**20 < (ledger.capacity + 1) * block
+    assert loaded.max_model_len == 512
 
 
 async def test_a_port_in_use_is_named(tiny_folder: Path, tmp_path: Path) -> None:
