@@ -8,8 +8,9 @@
 | `file:///path` | a path of the image, or of a volume that the pod template mounts |
 
 The cache volume of the hub is the author's where the pod template has one named `hf-cache` (on a claim it outlives the
-pods); else it is the pod's own, which outlives its containers. A token for the hub comes through `engine.env` (HF_TOKEN with a `secretKeyRef`). The operator makes no claims: neither
-their size nor their class could be guessed, and a claim made for one pod ties the others to its node.
+pods); else it is the pod's own, which outlives its containers. A token for the hub comes through `engine.env`
+(HF_TOKEN with a `secretKeyRef`). The operator makes no claims: neither their size nor their class could be guessed, and
+a claim made for one pod ties the others to its node.
 """
 
 from __future__ import annotations
