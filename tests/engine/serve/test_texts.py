@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cacheaware_api.wire import Quotas, Revision, TierQuota
 from cacheaware_engine.engine_testing import Output, SteppedEngine
+from cacheaware_engine.errors import BadRequest
 from cacheaware_engine.loader import LoadedModel
 from cacheaware_engine.requests import Finish, RequestId
 from cacheaware_engine.sampling_params import SamplingParams
@@ -165,6 +167,19 @@ def alone(model: LoadedModel, prompt: list[int], max_tokens: int) -> list[int]:
     return ALONE[key]
 
 
+def whole(prompt: list[int], max_tokens: int) -> int:
+    """Blocks that one sequence needs at its end."""
+    return -(-(len(prompt) + max_tokens) // 4)
+
+
+def half_for_gold(num_blocks: int, percent: int) -> Quotas:
+    """Gold has its share guaranteed and lends half of it; bronze has nothing and may borrow."""
+    nominal = num_blocks * percent // 100
+    gold = TierQuota("gold", 10, 1, nominal, nominal, limit=num_blocks, lending=nominal // 2)
+    bronze = TierQuota("bronze", 0, 1, 0, 0, limit=num_blocks, lending=0)
+    return Quotas(Revision("pool", 1), (gold, bronze), public=0)
+
+
 ARRIVALS = st.lists(
     st.tuples(
         st.integers(0, 12),  # steps before it arrives
@@ -173,26 +188,36 @@ ARRIVALS = st.lists(
         st.integers(1, 9),  # tokens of its own
         st.integers(1, 24),  # max_tokens
         st.integers(1, 3),  # n
+        st.sampled_from(["gold", "bronze"]),
     ),
     min_size=1,
     max_size=8,
 )
 
 
-@given(arrivals=ARRIVALS, num_blocks=st.integers(14, 40), budget=st.integers(6, 40), abort=st.integers(0, 30))
+@given(
+    arrivals=ARRIVALS,
+    num_blocks=st.integers(14, 40),
+    budget=st.integers(6, 40),
+    abort=st.integers(0, 30),
+    gold_percent=st.none() | st.sampled_from([30, 60, 90]),
+)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_arrival_pattern_gives_the_texts_of_running_alone(
     tiny: LoadedModel,
     reference: Any,
-    arrivals: list[tuple[int, ...]],
+    arrivals: list[tuple[int, int, int, int, int, int, str]],
     num_blocks: int,
     budget: int,
     abort: int,
+    gold_percent: int | None,
 ) -> None:
     engine = SteppedEngine(tiny, num_blocks=num_blocks, block_size=4, max_num_seqs=6, max_num_batched_tokens=budget)
+    if gold_percent is not None:
+        engine.engine.set_quotas(half_for_gold(num_blocks, gold_percent))
     requests: list[tuple[list[int], int, int, Output]] = []
     steps = 0
-    for number, (pause, prefix, blocks, own, max_tokens, n) in enumerate(arrivals):
+    for number, (pause, prefix, blocks, own, max_tokens, n, tier) in enumerate(arrivals):
         for _ in range(pause):
             engine.step()
             steps += 1
@@ -200,9 +225,11 @@ def test_every_arrival_pattern_gives_the_texts_of_running_alone(
                 engine.engine.abort(engine.engine.live[0] if engine.engine.live else RequestId("none"))
             engine.engine.check_integrity()
         prompt = some_prompt(20, prefix)[: 4 * blocks] + some_prompt(own, 100 + number)
-        whole = -(-(len(prompt) + max_tokens) // 4) * n
-        if whole < num_blocks:
-            requests.append((prompt, max_tokens, n, engine.submit(prompt, max_tokens, n=n)))
+        try:
+            requests.append((prompt, max_tokens, n, engine.submit(prompt, max_tokens, n=n, tier=tier)))
+        except BadRequest as refused:
+            if refused.code != "never_fits":
+                raise
     engine.run()
     engine.assert_empty()
     for prompt, max_tokens, n, output in requests:
@@ -211,5 +238,7 @@ def test_every_arrival_pattern_gives_the_texts_of_running_alone(
             tokens = output.tokens(index)
             if output.finish(index) is None:
                 assert abort, "only an aborted request ends without a finish"
+            elif len(tokens) < max_tokens:
+                assert whole(prompt, max_tokens) * n > num_blocks // 2, "it ended before its time, and was not large"
             if tokens and tokens != alone(tiny, prompt, max_tokens)[: len(tokens)]:
                 expect_greedy(reference, prompt, tokens, len(tokens))  # a tie may fall either way
