@@ -161,7 +161,7 @@ def _literal(argument: str) -> str:
 
 
 def _engine_env(spec: CacheAwarePoolSpec, own: Mapping[str, str]) -> list[KubernetesObject]:
-    """Ours first and once each: the author's value counts, and of a name that is given twice the last one."""
+    """Ours, unless the author gives the same name another value."""
     variables: dict[str, KubernetesObject] = {name: {"name": name, "value": value} for name, value in own.items()}
     for variable in spec.engine.env:
         written = plain(variable)
