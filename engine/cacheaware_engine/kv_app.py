@@ -55,7 +55,7 @@ def create_kv_app(service: Service) -> web.Application:
 
 async def ledger(request: web.Request) -> web.Response:
     """The ledger; with `after=<sequence>&wait=<seconds>` once it is newer than that, or when the time is over."""
-    engine = request.app[SERVICE].ready().engine
+    engine = request.app[SERVICE].running().engine
     after = _number(request, "after", 2**63)
     wait = _number(request, "wait", MAX_WAIT_S) or 0
     if after is not None and engine.ledger.sequence <= after and wait > 0:
@@ -73,7 +73,7 @@ async def ledger(request: web.Request) -> web.Response:
 
 
 async def quotas(request: web.Request) -> web.Response:
-    engine = request.app[SERVICE].ready().engine
+    engine = request.app[SERVICE].running().engine
     wanted = _message(Quotas, load_json(await request.read()))
     try:
         applied = await engine.call(lambda core: core.set_quotas(wanted))
@@ -85,7 +85,7 @@ async def quotas(request: web.Request) -> web.Response:
 
 
 async def public(request: web.Request) -> web.Response:
-    model = request.app[SERVICE].ready()
+    model = request.app[SERVICE].running()
     wanted = _message(PublicPrefixes, load_json(await request.read()))
     names = [prefix.name for prefix in wanted.prefixes]
     if len(names) != len(set(names)):
@@ -110,7 +110,7 @@ async def public(request: web.Request) -> web.Response:
 
 async def steps(request: web.Request) -> web.StreamResponse:
     """Server-sent events: sums over the steps since the last one, at most twenty a second."""
-    engine = request.app[SERVICE].ready().engine
+    engine = request.app[SERVICE].running().engine
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     seen = engine.totals

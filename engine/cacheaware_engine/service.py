@@ -74,17 +74,19 @@ class Service:
         return self._ready.engine.death if self._ready is not None else None
 
     def ready(self) -> ReadyModel:
-        """The model, if requests may use it now."""
-        match self.phase:
-            case Phase.LOADING:
-                raise Unavailable("the model is still loading: try again in a moment", code="loading")
-            case Phase.DRAINING:
-                raise Unavailable("this engine is shutting down: send the request elsewhere", code="draining")
-            case Phase.DEAD:
-                raise EngineBroke(f"the engine broke and is about to restart: {self.death}", code="engine_broke")
-            case Phase.READY:
-                assert self._ready is not None
-                return self._ready
+        """The model, if new requests may use it."""
+        model = self.running()
+        if self.draining:
+            raise Unavailable("this engine is shutting down: send the request elsewhere", code="draining")
+        return model
+
+    def running(self) -> ReadyModel:
+        """The model, as long as its engine runs: also while it drains."""
+        if self._ready is None:
+            raise Unavailable("the model is still loading: try again in a moment", code="loading")
+        if self.death is not None:
+            raise EngineBroke(f"the engine broke and is about to restart: {self.death}", code="engine_broke")
+        return self._ready
 
     def loaded(self, model: ReadyModel) -> None:
         self._ready = model
