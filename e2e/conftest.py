@@ -8,7 +8,7 @@ from the programs that $CACHEAWARE_SHARED/kube unpacks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,10 +60,9 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None] | pytest.TestReport:  # pytest's own type for a hook wrapper is a generator
-    report: pytest.TestReport = yield  # type: ignore[misc]  # a wrapper is sent what the hook returned
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a failure, tell what the control plane complained about."""
+    report = yield
     control_plane = item.config.stash.get(_CONTROL_PLANE, None)
     if report.failed and control_plane is not None:
         report.sections.append(("control plane", control_plane.complaints()))

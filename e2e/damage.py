@@ -53,7 +53,7 @@ def damaged(draw: st.DrawFn, pool: dict[str, Any]) -> dict[str, Any]:
         place: Any = changed
         for part in path[:-1]:
             place = place[part]
-        name = path[-1]
+        name: Any = path[-1]
         match draw(st.sampled_from(["set", "remove", "add", "repeat", "another"])):
             case "remove" if path != ("metadata", "name"):
                 del place[name]

@@ -112,12 +112,14 @@ EXPECTED: Mapping[str, str] = {
 
 # -- field types ------------------------------------------------------------------------------------------------------
 
+_LARGEST_NUMBER = 2**53  # beyond it JSON readers, the API server's bounds among them, are not exact
+
 StrictInt: TypeAlias = Annotated[int, Strict()]
 StrictStr: TypeAlias = Annotated[str, Strict()]
 StrictBool: TypeAlias = Annotated[bool, Strict()]
 
 Percent: TypeAlias = Annotated[StrictInt, Field(ge=0, le=100)]
-Count: TypeAlias = Annotated[StrictInt, Field(ge=0, le=2**53)]  # exact in every JSON reader
+Count: TypeAlias = Annotated[StrictInt, Field(ge=0, le=_LARGEST_NUMBER)]
 DnsLabel: TypeAlias = Annotated[StrictStr, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 DnsSubdomain: TypeAlias = Annotated[StrictStr, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
 DataKey: TypeAlias = Annotated[StrictStr, Field(min_length=1, max_length=253, pattern=DATA_KEY)]
@@ -145,6 +147,10 @@ def _memory(value: Any) -> Any:
     """One message instead of one for each member of the union; bool is an int to Python, and to nobody else."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise PydanticCustomError("quantity_type", "must be {expected}", {"expected": quantities.EXPECTED})
+    if isinstance(value, int) and value > _LARGEST_NUMBER:
+        raise PydanticCustomError(
+            "quantity", "must be written as text, such as 16Pi, from {n} on", {"n": _LARGEST_NUMBER}
+        )
     try:
         size = quantities.bytes_of(value)
     except quantities.QuantityError as error:
@@ -155,7 +161,7 @@ def _memory(value: Any) -> Any:
 
 
 def _quantity(value: Any) -> Any:
-    sane = abs(value) < 2**63 if isinstance(value, int) else isinstance(value, str) and len(value) <= 32
+    sane = abs(value) <= _LARGEST_NUMBER if isinstance(value, int) else isinstance(value, str) and len(value) <= 32
     if not sane or isinstance(value, bool) or not re.fullmatch(QUANTITY, str(value)) or str(value).endswith("\n"):
         raise PydanticCustomError("quantity_type", "must be {expected}", {"expected": EXPECTED[QUANTITY]})
     return value
@@ -169,6 +175,7 @@ def _int_or_string(pattern: str) -> WithJsonSchema:
             "pattern": pattern,
             "maxLength": quantities.MAX_LENGTH,
             "minimum": 0,
+            "maximum": _LARGEST_NUMBER,
         }
     )
 

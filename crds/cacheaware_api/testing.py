@@ -204,3 +204,56 @@ def full_spec() -> dict[str, Any]:
             "terminationGracePeriodSeconds": 60,
         },
     }
+
+
+def full_status() -> dict[str, Any]:
+    """A status in which every field is set."""
+    return {
+        "observedGeneration": 3,
+        "replicas": 2,
+        "readyReplicas": 1,
+        "selector": "app.kubernetes.io/instance=chat",
+        "capacity": {"minBlocks": 997, "maxBlocks": 1024, "blockSize": 16, "bytesPerToken": 92160},
+        "revision": 7,
+        "tierCount": 2,
+        "hitPercent": 61,
+        "tiers": [
+            {
+                "name": "gold",
+                "nominalPercent": 50,
+                "effectivePercent": 60,
+                "heldBlocks": 400,
+                "cachedBlocks": 150,
+                "borrowedBlocks": 51,
+                "lentBlocks": 0,
+                "hitPercent": 72,
+                "timeToFirstTokenP95": "640ms",
+                "attainmentPercent": 97,
+            },
+            {"name": "bronze", "nominalPercent": 30, "effectivePercent": 20},
+        ],
+        "lastRebalance": {
+            "time": "2026-01-01T00:00:00Z",
+            "moves": [
+                {"from": "bronze", "to": "gold", "percent": 10, "reason": "gold earns more hits", "gainPercent": 4}
+            ],
+        },
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "True",
+                "reason": "AllReplicasReady",
+                "message": "",
+                "observedGeneration": 3,
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            },
+            {
+                "type": "SLAMet",
+                "status": "False",
+                "reason": "TiersMissed",
+                "message": "bronze missed its SLA",
+                "observedGeneration": 3,
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            },
+        ],
+    }
