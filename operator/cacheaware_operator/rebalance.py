@@ -26,7 +26,7 @@ from dataclasses import replace
 from cacheaware_api.conditions import ConditionStatus, ConditionType, Reason
 from cacheaware_api.defaults import RebalancingMode
 from cacheaware_operator.hit_worth import HitWorth, hit_worth, urgency
-from cacheaware_operator.predictions import Verdict, judged, with_move
+from cacheaware_operator.predictions import Verdict, is_over, quiet_time, verdict, watched, with_move
 from cacheaware_operator.readings import Readings
 from cacheaware_operator.rebalance_terms import Terms, fitted
 from cacheaware_operator.rebalance_values import Decision, Move, MoveReason, Skip, State, Turn
@@ -69,12 +69,12 @@ def _decide_on_fresh(state: State, readings: Readings, terms: Terms) -> Decision
     shares = _shares(state)
     if not readings.acknowledged or readings.effective != shares:
         return _skipped(state, Skip.NOT_ACKNOWLEDGED, "not every replica has applied the last change")
-    state, verdict = _judged(state)
+    state, found = _judged(state, terms)
     bounds = _bounds(state, readings, terms, spaced=True)
     if state.distrusted_until is not None:
-        return replace(_go_back(state, bounds, terms), verdict=verdict)
+        return replace(_go_back(state, bounds, terms), verdict=found)
     decision = _move(state, readings, terms, bounds)
-    return replace(decision, verdict=verdict)
+    return replace(decision, verdict=found)
 
 
 def _move(state: State, readings: Readings, terms: Terms, bounds: Mapping[str, Bounds]) -> Decision:
@@ -105,7 +105,7 @@ def _move(state: State, readings: Readings, terms: Terms, bounds: Mapping[str, B
     if terms.mode is RebalancingMode.DRY_RUN:
         return replace(_skipped(state, Skip.DRY_RUN, "mode is DryRun: nothing moved"), moves=moves)
     predicted = sum(move.gain_percent or 0.0 for move in moves)
-    trial = with_move(state.trial, state.epoch, predicted, hits.parts, state.memory)
+    trial = with_move(state.trial, state.epoch, shares, predicted, state.memory)
     return _moved(replace(state, trial=trial), moves)
 
 
@@ -156,19 +156,25 @@ def _under_terms(state: State, readings: Readings, terms: Terms) -> State:
     )
 
 
-def _judged(state: State) -> tuple[State, Verdict | None]:
+def _judged(state: State, terms: Terms) -> tuple[State, Verdict | None]:
     """Close the trial that is over; lose trust, or regain it."""
     if state.distrusted_until is not None and state.epoch >= state.distrusted_until:
         state = replace(state, distrusted_until=None, failures=0)
     if state.trial is None:
         return state, None
-    trial, verdict = judged(state.trial, state.epoch, state.memory)
-    state = replace(state, trial=trial)
-    if verdict is None:
+    trial = watched(state.trial, state.epoch, state.memory)
+    if not is_over(trial, state.epoch):
+        return replace(state, trial=trial), None
+    state = replace(state, trial=None)
+    quiet = quiet_time(trial, state.memory)
+    if sum(quiet.references(tier.name) for tier in terms.tiers) < 1:
         return state, None
-    failures = state.failures + 1 if verdict.failed else 0
+    found = verdict(trial, _shares(state), quiet, hit_worth(quiet, state.urgency, terms))
+    if found is None:
+        return state, None
+    failures = state.failures + 1 if found.failed else 0
     distrusted_until = state.epoch + DISTRUST_EPOCHS if failures >= MOST_FAILURES else None
-    return replace(state, failures=failures, distrusted_until=distrusted_until), verdict
+    return replace(state, failures=failures, distrusted_until=distrusted_until), found
 
 
 def _moved(state: State, moves: tuple[Move, ...]) -> Decision:

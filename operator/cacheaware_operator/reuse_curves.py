@@ -6,8 +6,8 @@ number of distinct blocks in t references in a row:
     W(t) = integral of 1 - F(s) for s from 0 to t        an LRU cache of W(t) blocks hits F(t) of the references
 
 Inside a bucket F is taken as straight. Counters are cumulative; `since` takes differences, `faded` lets old ones go.
-Against exact simulation on real traces the mean error of the curve is about 0.005; output tokens, which no prompt has
-sent yet, are not in it.
+Against exact simulation on real traces the mean error of the hit ratio is about 0.002. Generated tokens, which no
+prompt has sent yet, are not in it.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ follows the traffic within a few minutes and still has enough to go by. Counters
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cacheaware_operator.readings import Readings, ReplicaReading, TierReading
 from cacheaware_operator.reuse_curves import ReuseCounts, hits
@@ -24,12 +25,14 @@ class HitCount:
     hits: float = 0.0
     queries: float = 0.0
 
-    @property
-    def ratio(self) -> float | None:
-        return self.hits / self.queries if self.queries > 0 else None
+    def faded(self, factor: float) -> HitCount:
+        return HitCount(self.hits * factor, self.queries * factor)
 
-    def plus(self, other: HitCount, factor: float = 1.0) -> HitCount:
-        return HitCount(self.hits * factor + other.hits, self.queries * factor + other.queries)
+    def plus(self, other: HitCount) -> HitCount:
+        return HitCount(self.hits + other.hits, self.queries + other.queries)
+
+    def less(self, other: HitCount) -> HitCount:
+        return HitCount(self.hits - other.hits, self.queries - other.queries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class TierMemory:
 
     last: TierReading
     recent: ReuseCounts | None = None  # None: nothing to compare the first counters with
+    recent_hits: HitCount = HitCount()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,6 @@ class ReplicaMemory:
 @dataclass(frozen=True, slots=True)
 class Memory:
     replicas: Mapping[str, ReplicaMemory] = field(default_factory=dict)
-    recent_hits: Mapping[str, HitCount] = field(default_factory=dict)  # by tier, faded
-    all_hits: Mapping[str, HitCount] = field(default_factory=dict)  # by tier, since we look
 
     def references(self, tier: str) -> float:
         """Block references of late, over all replicas."""
@@ -64,6 +66,21 @@ class Memory:
             sizes = [capacity * percent / 100 for percent in PERCENT]
             table = [sum_ + more for sum_, more in zip(table, hits(counts, sizes), strict=True)]
         return table
+
+    def hit_ratio(self, tier: str) -> float | None:
+        """The part of prompt tokens that was cached, as the engines counted it; None without requests."""
+        counts = [replica.tiers[tier].recent_hits for replica in self.replicas.values() if tier in replica.tiers]
+        queries = sum(count.queries for count in counts)
+        return sum(count.hits for count in counts) / queries if queries >= 1 else None
+
+    def since(self, earlier: Memory) -> Memory:
+        """What was counted after `earlier`, and nothing that it had already, faded as it has since."""
+        return Memory(
+            {
+                name: _replica_since(replica, earlier.replicas[name]) if name in earlier.replicas else replica
+                for name, replica in self.replicas.items()
+            }
+        )
 
     def prefill_seconds_per_block(self, tier: str) -> float | None:
         """A replica counts by the references that it saw."""
@@ -87,29 +104,20 @@ class Memory:
 def remembered(memory: Memory, readings: Readings, tiers: frozenset[str]) -> Memory:
     """The memory after these readings; replicas and tiers that are gone are forgotten. An old reading adds nothing."""
     replicas = {name: memory.replicas[name] for name in readings.ready if name in memory.replicas}
-    seen: dict[str, HitCount] = {}
-    elapsed = 0.0
     for reading in readings.replicas:
         before = memory.replicas.get(reading.name)
-        if before is not None and reading.at <= before.at:
-            replicas[reading.name] = before
-            continue
-        if before is not None:
-            elapsed = max(elapsed, reading.at - before.at)
-            for name in tiers & reading.tiers.keys() & before.tiers.keys():
-                seen[name] = seen.get(name, HitCount()).plus(_hits_since(before.tiers[name].last, reading.tiers[name]))
-        replicas[reading.name] = _replica(before, reading, tiers)
-    fading = FADING ** (elapsed / FADING_SECONDS)
-    return Memory(
-        replicas,
-        {name: memory.recent_hits.get(name, HitCount()).plus(seen.get(name, HitCount()), fading) for name in tiers},
-        {name: memory.all_hits.get(name, HitCount()).plus(seen.get(name, HitCount())) for name in tiers},
-    )
+        if before is None or reading.at > before.at:
+            replicas[reading.name] = _replica(before, reading, tiers)
+    return Memory(replicas)
+
+
+def _fading(seconds: float) -> float:
+    return math.pow(FADING, seconds / FADING_SECONDS)
 
 
 def _replica(before: ReplicaMemory | None, reading: ReplicaReading, tiers: frozenset[str]) -> ReplicaMemory:
     known: Mapping[str, TierMemory] = {} if before is None else before.tiers
-    fading = 1.0 if before is None else FADING ** ((reading.at - before.at) / FADING_SECONDS)
+    fading = 1.0 if before is None else _fading(reading.at - before.at)
     return ReplicaMemory(
         reading.at,
         reading.capacity,
@@ -118,13 +126,35 @@ def _replica(before: ReplicaMemory | None, reading: ReplicaReading, tiers: froze
 
 
 def _tier(before: TierMemory | None, reading: TierReading, fading: float) -> TierMemory:
-    if before is None or before.last.reuse is None or reading.reuse is None:
-        return TierMemory(reading, None if before is None else before.recent)
+    if before is None:
+        return TierMemory(reading)
+    hit_count = before.recent_hits.faded(fading).plus(_hits_since(before.last, reading))
+    if before.last.reuse is None or reading.reuse is None:
+        return TierMemory(reading, before.recent, hit_count)
     counted = reading.reuse.since(before.last.reuse)
-    return TierMemory(reading, counted if before.recent is None else before.recent.faded(fading).plus(counted))
+    recent = counted if before.recent is None else before.recent.faded(fading).plus(counted)
+    return TierMemory(reading, recent, hit_count)
 
 
 def _hits_since(before: TierReading, now: TierReading) -> HitCount:
     if now.query_tokens < before.query_tokens or now.hit_tokens < before.hit_tokens:  # the engine started anew
         return HitCount(now.hit_tokens, now.query_tokens)
     return HitCount(now.hit_tokens - before.hit_tokens, now.query_tokens - before.query_tokens)
+
+
+def _replica_since(replica: ReplicaMemory, earlier: ReplicaMemory) -> ReplicaMemory:
+    fading = _fading(replica.at - earlier.at)
+    return replace(
+        replica,
+        tiers={
+            name: _tier_since(tier, earlier.tiers[name], fading) if name in earlier.tiers else tier
+            for name, tier in replica.tiers.items()
+        },
+    )
+
+
+def _tier_since(tier: TierMemory, earlier: TierMemory, fading: float) -> TierMemory:
+    recent = tier.recent
+    if recent is not None and earlier.recent is not None:
+        recent = recent.since(earlier.recent.faded(fading))
+    return replace(tier, recent=recent, recent_hits=tier.recent_hits.less(earlier.recent_hits.faded(fading)))

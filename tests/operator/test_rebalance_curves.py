@@ -79,7 +79,7 @@ class TestAgainstSimulation:
 
     @pytest.mark.parametrize("name", ["conversation_trace.jsonl", "synthetic_trace.jsonl"])
     @pytest.mark.parametrize(
-        ("most_keys", "allowed"), [pytest.param(200_000, 0.006, id="all"), pytest.param(2_000, 0.012, id="sampled")]
+        ("most_keys", "allowed"), [pytest.param(200_000, 0.003, id="all"), pytest.param(2_000, 0.012, id="sampled")]
     )
     def test_real_traffic(self, name: str, most_keys: int, allowed: float) -> None:
         prompts = trace(name)
