@@ -4,13 +4,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Extra arguments for pip, e.g. PIP_ARGS="--index-url …" for a mirror or for CPU-only wheels of torch.
 PIP_ARGS ?=
-PATHS  := operator sidecar engine crds cli tests benchmarks
+PATHS  := operator sidecar engine crds cli tests e2e benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check format lock clean
+.PHONY: help setup demo up test e2e check crd format lock clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "cacheaware needs Python 3.11 or newer: '$(PYTHON)' was not found. Install it, or name one: make PYTHON=/path/to/python3.11 …" >&2; exit 1; }
@@ -33,6 +33,9 @@ up: setup ## run manifests/samples/open.yaml on this machine
 test: setup ## the test suite
 	$(BIN)/python -m pytest
 
+e2e: setup ## the tests that need a Kubernetes API server (they skip, and say why, where there is none)
+	$(BIN)/python -m pytest e2e
+
 check: setup ## linter, formatter, types and import contracts (seconds)
 	$(BIN)/ruff check $(PATHS)
 	$(BIN)/ruff format --check $(PATHS)
@@ -42,6 +45,9 @@ check: setup ## linter, formatter, types and import contracts (seconds)
 format: setup ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix $(PATHS)
 	$(BIN)/ruff format $(PATHS)
+
+crd: setup ## write crds/cacheawarepools.yaml anew from the models
+	$(BIN)/python -m cacheaware_api.crdgen
 
 lock: ## write constraints.txt anew from the newest releases that fit
 	$(PYTHON) -m venv --clear build/lock

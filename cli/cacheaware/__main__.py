@@ -175,6 +175,17 @@ def status(
             console.print(part, soft_wrap=isinstance(part, str))
 
 
+@app.command()
+def crd() -> None:
+    """Print the CustomResourceDefinition of a pool, for the release that is installed here.
+
+    [bold]cacheaware crd | kubectl apply -f -[/bold]
+    """
+    from cacheaware_api import crdgen
+
+    typer.echo(crdgen.render(), nl=False)
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def demo(context: typer.Context) -> None:
     """Ask a real model one question, then drive the same mixed load with KV quotas off and on (about 4 minutes).
