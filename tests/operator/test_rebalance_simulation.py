@@ -1,4 +1,4 @@
-"""The whole loop on simulated caches: prompts, the sidecar's histogram and its page, curves, decisions, and real hits."""
+"""The whole loop on simulated caches: prompts, the sidecar's histogram and page, curves, decisions, and real hits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def conversations(first: int, people: int) -> Prompts:
 
     def prompt(rng: random.Random, now: float) -> list[int]:
         who = first + 1000 * (1 + rng.randrange(people))
-        return [*range(first, first + 8), *range(who, who + 12 + int(now / 300) % 8)]
+        return [*range(first, first + 8), *range(who, who + 20)]
 
     return prompt
 
