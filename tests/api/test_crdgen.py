@@ -123,7 +123,8 @@ def test_every_list_and_text_of_the_spec_is_bounded() -> None:
 def test_the_example_with_every_field_has_every_field() -> None:
     written = set(fields({"spec": full_spec(), "status": full_status()}))
     declared = {place for place in NODES if place[:1] in (("spec",), ("status",)) and place[-1] not in ("[]", "{}")}
-    assert declared - written == set()
+    gateway = ("spec", "identity", "trustedHeaders")  # the example has API keys, and cannot have both
+    assert {place for place in declared - written if place[:3] != gateway} == set()
 
 
 def test_every_field_of_the_status_is_declared_so_that_none_is_pruned() -> None:
