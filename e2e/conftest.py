@@ -7,6 +7,7 @@ from the programs that $CACHEAWARE_SHARED/kube unpacks.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ from pathlib import Path
 import pytest
 from e2e.cluster import POOLS, Cluster, cluster_of_kubeconfig
 from e2e.control_plane import ControlPlane, Unavailable, find_programs
+
+# looptime asks for the current event loop before every test; asked before any was set, asyncio would make one that
+# nobody closes.
+asyncio.set_event_loop(None)
 
 ROOT = Path(__file__).resolve().parents[1]
 CRD_FILE = ROOT / "crds" / "cacheawarepools.yaml"
