@@ -17,6 +17,10 @@ def test_the_committed_load_has_at_least_forty_gold_requests_a_run() -> None:
     assert LOAD.gold.conversations * LOAD.gold.turns >= 40
 
 
+def test_a_conversation_is_opened_before_its_turns_count() -> None:
+    assert len(turns(LOAD, 0, 0)) == LOAD.gold.turns + 1
+
+
 def test_off_and_on_alternate_so_that_neither_is_always_first() -> None:
     order = [kind for kind in LOAD.runs if kind != "alone"]
     assert sorted(order[:2]) == sorted(order[2:]) == ["off", "on"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -49,6 +50,11 @@ def test_a_tier_is_summed_over_all_runs_of_a_kind() -> None:
     assert figures.hit_percent == pytest.approx(68)
     assert figures.output_tokens_per_second == pytest.approx(20 / 20)
     assert (figures.used_blocks_max, figures.nominal_blocks) == (20, 20)
+
+
+def test_openings_do_not_count() -> None:
+    opening = dataclasses.replace(served("gold", 9.0, 0), opening=True)
+    assert report("?", "!", [*GOOD, run("on", opening)], SLA).of("on", "gold").requests == 1
 
 
 def test_a_failed_request_misses_its_sla_and_is_counted() -> None:

@@ -1,7 +1,10 @@
 """Sends the demo's load through a pool's public URL and notes what each request got. The clients behave as users do:
 
 gold waits for an answer, thinks, and sends the whole conversation again; silver asks a few questions on a document;
-bronze asks again at once. A run ends with gold's last answer.
+bronze asks again at once. Gold's conversations are opened before the crowd comes, and a run ends with its last answer.
+
+Gold thinks for as long as the crowd needs for a number of answers, not for seconds: so the pressure on the cache
+between two turns, and the work of a run, are the same on a quick machine and on a slow or busy one.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ class Served:
     cached_tokens: int
     output_tokens: int
     error: str | None = None
+    opening: bool = False  # a conversation's first turn, before the crowd comes
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -56,7 +60,9 @@ class Client:
     def now(self) -> float:
         return time.monotonic() - self.start
 
-    async def chat(self, tier: str, messages: list[Message], answer_tokens: int, **options: Any) -> Answer:
+    async def chat(
+        self, tier: str, messages: list[Message], answer_tokens: int, *, opening: bool = False, **options: Any
+    ) -> Answer:
         """Stream one greedy answer of exactly `answer_tokens` tokens, so that every run has the same work to do."""
         body = {
             "model": self.model,
@@ -96,22 +102,57 @@ class Client:
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
             output_tokens=usage.get("completion_tokens", 0),
             error=error or (None if usage else "the stream ended without usage"),
+            opening=opening,
         )
         self.served.append(served)
         return Answer(served, text)
 
 
-async def converse(client: Client, load: Load, run: int, conversation: int, done: Callable[[], None]) -> None:
+class Crowd:
+    """Counts what bronze was answered: the clock by which gold thinks."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self._more = asyncio.Event()  # set at the next answer, and then replaced
+
+    def answered(self) -> None:
+        self.answers += 1
+        self._more.set()
+        self._more = asyncio.Event()
+
+    async def wait(self, answers: int) -> None:
+        """Until bronze was answered so many times more."""
+        goal = self.answers + answers
+        while self.answers < goal:
+            await self._more.wait()
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One gold chat: all that was said so far, and what its user says next."""
+
+    messages: list[Message]
+    to_say: list[str]
+
+    async def turn(self, client: Client, answer_tokens: int, *, opening: bool = False) -> None:
+        self.messages.append({"role": "user", "content": self.to_say.pop(0)})
+        answer = await client.chat("gold", self.messages, answer_tokens, opening=opening)
+        self.messages.append({"role": "assistant", "content": answer.text})
+
+
+async def converse(
+    client: Client, load: Load, conversation: Conversation, number: int, crowd: Crowd | None, done: Callable[[], None]
+) -> None:
     gold = load.gold
-    await asyncio.sleep(gold.think_seconds * conversation / gold.conversations)
-    messages = history(load, run, conversation)
-    for number, message in enumerate(turns(load, run, conversation)):
-        if number:
-            await asyncio.sleep(gold.think_seconds)
-        messages.append({"role": "user", "content": message})
-        answer = await client.chat("gold", messages, gold.answer_tokens)
-        messages.append({"role": "assistant", "content": answer.text})
+    delay = number / gold.conversations  # not all at once
+    while conversation.to_say:
+        if crowd is not None:
+            await crowd.wait(round(gold.think_answers * delay))
+        else:
+            await asyncio.sleep(gold.think_seconds_alone * delay)
+        await conversation.turn(client, gold.answer_tokens)
         done()
+        delay = 1.0
 
 
 async def read(client: Client, load: Load, run: int, reader: int) -> None:
@@ -120,28 +161,35 @@ async def read(client: Client, load: Load, run: int, reader: int) -> None:
         await asyncio.sleep(load.silver.think_seconds if answer.served.error is None else 1.0)
 
 
-async def insist(client: Client, load: Load, run: int, number: int) -> None:
+async def insist(client: Client, load: Load, run: int, number: int, crowd: Crowd) -> None:
     for messages in flood(load, run, number):
         answer = await client.chat("bronze", messages, load.bronze.answer_tokens)
+        crowd.answered()
         if answer.served.error is not None:
             await asyncio.sleep(1.0)  # refused: a client that backs off, as the answer asks
 
 
-async def drive(client: Client, load: Load, run: int, *, crowd: bool, done: Callable[[], None]) -> float:
-    """Run the load once and return the seconds it took; `crowd` adds silver and bronze to gold.
+async def drive(client: Client, load: Load, run: int, *, with_crowd: bool, done: Callable[[], None]) -> float:
+    """Run the load once and return the seconds it took; `with_crowd` adds silver and bronze to gold.
 
     What every client got is in `client.served`; what the crowd has unfinished at gold's last answer is dropped.
     """
+    gold = [
+        Conversation(history(load, run, number), turns(load, run, number)) for number in range(load.gold.conversations)
+    ]
+    for conversation in gold:
+        await conversation.turn(client, load.gold.answer_tokens, opening=True)
+    began = client.now()
+    crowd = Crowd() if with_crowd else None
     others: list[asyncio.Task[None]] = []
     try:
-        if crowd:
-            others += [asyncio.create_task(insist(client, load, run, n)) for n in range(load.bronze.clients)]
+        if crowd is not None:
+            others += [asyncio.create_task(insist(client, load, run, n, crowd)) for n in range(load.bronze.clients)]
             others += [asyncio.create_task(read(client, load, run, n)) for n in range(load.silver.readers)]
-            await asyncio.sleep(load.bronze.head_start_seconds)
         async with asyncio.TaskGroup() as group:
-            for number in range(load.gold.conversations):
-                group.create_task(converse(client, load, run, number, done))
-        return client.now()
+            for number, conversation in enumerate(gold):
+                group.create_task(converse(client, load, conversation, number, crowd, done))
+        return client.now() - began
     finally:
         for task in others:
             task.cancel()

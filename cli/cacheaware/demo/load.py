@@ -23,7 +23,8 @@ class Gold:
     history_words: int
     message_words: int
     answer_tokens: int
-    think_seconds: float
+    think_answers: int
+    think_seconds_alone: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,6 @@ class Bronze:
     clients: int
     prompt_words: int
     answer_tokens: int
-    head_start_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,9 @@ def history(load: Load, run: int, conversation: int) -> list[Message]:
 
 
 def turns(load: Load, run: int, conversation: int) -> list[str]:
+    """What its user says: once to open it before the crowd comes, then `turns` times."""
     rng = _rng(load, run, "turns", conversation)
-    return [_text(load, rng, load.gold.message_words) for _ in range(load.gold.turns)]
+    return [_text(load, rng, load.gold.message_words) for _ in range(1 + load.gold.turns)]
 
 
 def questions(load: Load, run: int, reader: int) -> Iterator[list[Message]]:

@@ -34,7 +34,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class TierFigures:
-    """One tier over all runs of one kind. Seconds, percent, blocks; None where nothing was served."""
+    """One tier over all runs of one kind, without openings. Seconds, percent, blocks; None where nothing was served."""
 
     tier: str
     kind: str
@@ -60,7 +60,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 def tier_figures(runs: Sequence[Run], kind: str, tier: str, sla_ttft: float | None) -> TierFigures:
     chosen = [run for run in runs if run.kind == kind]
-    mine = [served for run in chosen for served in run.served if served.tier == tier]
+    mine = [served for run in chosen for served in run.served if served.tier == tier and not served.opening]
     good = [served for served in mine if served.error is None]
     times = [served.time_to_first_token for served in good if served.time_to_first_token is not None]
     used = [sample.used.get(tier, 0) for run in chosen for sample in run.samples]
@@ -185,7 +185,7 @@ def rows(report: Report) -> list[tuple[str, ...]]:
             _seconds(figure.ttft_p50),
             _seconds(figure.ttft_p95),
             _percent(figure.hit_percent),
-            f"{figure.used_blocks_mean:.0f} (max {figure.used_blocks_max}) / {figure.nominal_blocks}",
+            f"{figure.used_blocks_mean:.0f}/{figure.nominal_blocks}",
             _percent(figure.attainment_percent),
             f"{figure.output_tokens_per_second:.1f}",
         )

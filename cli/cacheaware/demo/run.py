@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 import yaml
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -189,7 +190,7 @@ class _Demo:
         tell()
         recording = asyncio.create_task(ledgers.record(samples, client.now))
         try:
-            seconds = await drive(client, load, number, crowd=kind != "alone", done=one_done)
+            seconds = await drive(client, load, number, with_crowd=kind != "alone", done=one_done)
         finally:
             recording.cancel()
         self._display.progress_done()
@@ -197,7 +198,11 @@ class _Demo:
         return Run(kind, seconds, client.served, samples, nominal, before.capacity)
 
     def _show(self, found: Report) -> None:
-        table = Table(*COLUMNS, title=f"The same load with KV quotas off and on, {found.runs[0].capacity} blocks")
+        table = Table(
+            title=f"The same load with KV quotas off and on, {found.runs[0].capacity} blocks", box=SIMPLE_HEAD
+        )
+        for column in COLUMNS:
+            table.add_column(column, no_wrap=True, justify="left" if column in COLUMNS[:2] else "right")
         for row in rows(found):
             table.add_row(*row, end_section=row[1] == "bronze")
         self._console.print(table)
