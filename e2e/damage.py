@@ -26,12 +26,23 @@ _TEXTS = ["", "a", "A", "gold", "bronze", "auto", "default", "a.b", "-a", "a-", 
 _TEXTS += ["Tenant", "Open", "APIKeys", "TrustedHeaders", "VLLM", "Torch", "Auto", "Off", "FP8", "x" * 63, "x" * 64]
 _TEXTS += ["x" * 253, "x" * 254, "x" * 1025, "example.com/app", "/app", "a/", "😀" * 63, "\u2028", "'", '"', "\\"]
 
-values: st.SearchStrategy[Any] = st.one_of(
-    st.sampled_from(_NUMBERS),
-    st.integers(-5, 110),
-    st.sampled_from([*_DURATIONS, *_QUANTITIES, *_FLAGS, *_SOURCES, *_TEXTS]),
-    st.sampled_from([True, False, 1.5, [], {}, [{}], ["x"], [1], {"a": "b"}, {"name": "a"}, {"a b": "c"}]),
-).map(copy.deepcopy)
+_numbers = st.one_of(st.sampled_from(_NUMBERS), st.integers(-5, 110))
+_texts = st.sampled_from([*_DURATIONS, *_QUANTITIES, *_FLAGS, *_SOURCES, *_TEXTS])
+_others = st.sampled_from([True, False, 1.5, [], {}, [{}], ["x"], [1], {"a": "b"}, {"name": "a"}, {"a b": "c"}])
+_values: st.SearchStrategy[Any] = st.one_of(_numbers, _texts, _others).map(copy.deepcopy)
+
+
+def instead_of(value: Any) -> st.SearchStrategy[Any]:
+    """Mostly a value of the same type, so that some objects stay valid."""
+    match value:
+        case bool():
+            return st.booleans() | _values
+        case int():
+            return st.one_of(_numbers, _numbers, _values)
+        case str():
+            return st.one_of(_texts, _texts, _values)
+        case _:
+            return _values
 
 
 def places(value: Any, path: Path = ()) -> list[Path]:
@@ -48,7 +59,7 @@ def places(value: Any, path: Path = ()) -> list[Path]:
 def damaged(draw: st.DrawFn, pool: dict[str, Any]) -> dict[str, Any]:
     """`pool` with one to three changes to its name or spec."""
     changed = copy.deepcopy(pool)
-    for _ in range(draw(st.integers(1, 3))):
+    for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
         path = draw(st.sampled_from([("metadata", "name"), *places(changed["spec"], ("spec",))[1:]]))
         place: Any = changed
         for part in path[:-1]:
@@ -58,11 +69,11 @@ def damaged(draw: st.DrawFn, pool: dict[str, Any]) -> dict[str, Any]:
             case "remove" if path != ("metadata", "name"):
                 del place[name]
             case "add" if isinstance(place[name], dict) and name not in _FREE:
-                place[name][draw(st.sampled_from(["unknown", "a/b", "valueFrom", "text", "optional"]))] = draw(values)
+                place[name][draw(st.sampled_from(["unknown", "a/b", "valueFrom", "text", "optional"]))] = draw(_values)
             case "repeat" if isinstance(place, list):
                 place.append(copy.deepcopy(place[name]))
             case "another" if isinstance(place[name], list):
-                place[name].append(draw(values))
+                place[name].append(draw(_values))
             case _:
-                place[name] = draw(values)
+                place[name] = draw(instead_of(place[name]))
     return changed
