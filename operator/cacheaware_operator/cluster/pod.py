@@ -91,7 +91,10 @@ def _engine(wanted: Wanted, engine: EnginePlan, model: ModelFiles, images: Image
         mounts.append(_SHARED_MEMORY)
     else:
         command = ("python", "-m", "cacheaware_engine")
-        arguments = commands.engine_arguments(dataclasses.replace(engine, model=model.argument), place(wanted.name))
+        # When it is told to end, the hooks have waited for its requests already.
+        ending = (f"--drain-timeout={probes.ENGINE_STOP_SECONDS}", *engine.arguments)
+        engine = dataclasses.replace(engine, model=model.argument, arguments=ending)
+        arguments = commands.engine_arguments(engine, place(wanted.name))
         health = probes.torch_probes()
     return {
         "name": names.ENGINE_CONTAINER,

@@ -18,7 +18,8 @@ Probe = dict[str, Any]
 
 DEFAULT_GRACE_SECONDS = 120  # a long answer at 20 tokens a second
 _FORGOTTEN_SECONDS = 5  # until Services and gateways no longer send to a pod that ends
-_STOP_SECONDS = 10  # for two idle processes to end
+_STOP_SECONDS = 10  # for two idle processes to end, one after the other
+ENGINE_STOP_SECONDS = 5
 _LOADING_SECONDS = 3600
 _MARK_SECONDS = 2  # between the two hooks' starts
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cacheaware_engine import settings as engine_settings
 from cacheaware_operator.cluster.errors import PodRefused
+from cacheaware_sidecar import settings as sidecar_settings
 
 BuildPool = Callable[..., Any]
 GPU = {"limits": {"nvidia.com/gpu": "1"}}
@@ -60,6 +64,15 @@ class TestContainers:
         assert build_pool().sidecar["image"] == "example.test/sidecar:1"
         assert build_pool(engine={"image": "example.test/mine:2"}).engine["image"] == "example.test/mine:2"
         assert build_pool(engine=VLLM).engine["image"].startswith("vllm/vllm-openai:")
+
+    def test_the_real_parts_take_their_flags(self, build_pool: BuildPool, tmp_path: Path) -> None:
+        pool = build_pool(engine={"args": ["--max-num-seqs=8"], "kvCache": {"memory": "1Gi", "blockSize": 32}})
+        sidecar = sidecar_settings.parse(pool.sidecar["args"])
+        assert (sidecar.port, sidecar.control_port, sidecar.drain_timeout) == (8000, 9400, 105)
+        # its folder must be there when an engine starts
+        arguments = [each.replace("/run/cacheaware", str(tmp_path)) for each in pool.engine["args"]]
+        engine = engine_settings.parse(arguments)
+        assert (engine.served_model_name, engine.block_size, engine.max_num_seqs) == ("tiny", 32, 8)
 
     @pytest.mark.parametrize("text", ["$(HOME)", "$$(HOME)", "a$b", "$"])
     def test_arguments_and_values_mean_what_was_written(self, build_pool: BuildPool, text: str) -> None:
@@ -168,6 +181,32 @@ class TestEnd:
         assert "while [ -e /run/cacheaware/draining ]" in engine
 
     @pytest.mark.parametrize(
+        ("mark_goes_after", "slept"),
+        [
+            pytest.param(0, 1, id="no mark: only the engine is restarted"),
+            pytest.param(4, 4, id="the last request ends"),
+            pytest.param(1000, 109, id="a mark that stays: bounded by the grace period"),
+        ],
+    )
+    def test_the_engine_s_hook_waits_no_longer_than_it_must(
+        self, build_pool: BuildPool, tmp_path: Path, mark_goes_after: int, slept: int
+    ) -> None:
+        """The script itself, in a shell whose `sleep` only counts, and takes the mark away at the given count."""
+        mark = tmp_path / "draining"
+        mark.touch()
+        script = build_pool().engine["lifecycle"]["preStop"]["exec"]["command"][-1]
+        stand_in = f"n=0; sleep() {{ n=$((n+1)); [ $n -lt {mark_goes_after} ] || rm -f {mark}; }}; "
+        script = stand_in + script.replace("/run/cacheaware/draining", str(mark)) + "; echo $n"
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+        assert int(done.stdout) == slept
+
+    def test_the_engine_itself_ends_soon_after_its_hook_unless_its_author_says_otherwise(
+        self, build_pool: BuildPool
+    ) -> None:
+        assert flags(build_pool().engine)["--drain-timeout"] == "5"
+        assert flags(build_pool(engine={"args": ["--drain-timeout=60"]}).engine)["--drain-timeout"] == "60"
+
+    @pytest.mark.parametrize(
         ("grace", "drain"),
         [
             pytest.param(None, 105, id="absent"),
@@ -255,6 +294,7 @@ class TestModelSources:
         assert fetch["command"] == ["python", "-m", "cacheaware_engine.fetch_model"]
         assert "restartPolicy" not in fetch
         assert fetch["image"] == ("example.test/engine:1" if engine else "example.test/mine:2"), "vLLM's has no fetcher"
+        assert fetch["env"] == pool.engine["env"], "an index or a proxy is named there"
         assert fetch["resources"] == {"requests": {"memory": "8Gi"}, "limits": {}}, "no device is held meanwhile"
         said = flags(fetch)
         assert said["--source"] == "pypi://a-model@1.2"
