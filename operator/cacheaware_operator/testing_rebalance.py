@@ -64,6 +64,7 @@ class CurvePool:
     first_token_p95: dict[str, float] = field(default_factory=dict)
     pace: dict[str, float] = field(default_factory=dict)
     honest: bool = True  # what is predicted comes true
+    missed: float = 0.0  # part of all references that should hit and never do, whatever the share
     _counts: dict[tuple[str, str], ReuseCounts] = field(default_factory=dict)
     _hit_tokens: dict[tuple[str, str], float] = field(default_factory=dict)
     _last: dict[str, ReplicaReading] = field(default_factory=dict)
@@ -83,6 +84,7 @@ class CurvePool:
             before = self._counts.get((name, tier))
             self._counts[name, tier] = counts if before is None else before.plus(counts)
             (hit,) = hits(counts, [self.capacity * self.shares.get(tier, 0) / 100])
+            hit = max(0.0, hit - self.missed * counts.references)
             if not self.honest:
                 hit = counts.references - hit  # the more was predicted, the less there is
             self._hit_tokens[name, tier] = self._hit_tokens.get((name, tier), 0.0) + BLOCK_TOKENS * hit

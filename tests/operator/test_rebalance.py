@@ -458,6 +458,13 @@ class TestWhatItSays:
             assert not verdict.failed
             assert verdict.realised_percent == pytest.approx(verdict.expected_percent, rel=0.3)
 
+    def test_a_curve_that_is_always_off_by_as_much_is_no_failure(self) -> None:
+        pool = learned(missed=0.2)
+        verdicts = [decision.verdict for decision in run(pool, GOLD_NEEDS_MORE, 25) if decision.verdict]
+        assert verdicts
+        for verdict in verdicts:
+            assert verdict.realised_percent == pytest.approx(verdict.expected_percent, rel=0.3)
+
 
 class TestPredictionsThatFail:
     def _lose_trust(self) -> tuple[CurvePool, Decision]:
