@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cacheaware_api.v1alpha1 import EngineType, Tier
+from cacheaware_api.v1alpha1 import EngineType, RebalancingMode, Tier
 from cacheaware_operator.cluster import names
 from cacheaware_operator.cluster.names import KubernetesObject
 from cacheaware_operator.plan import Wanted
+from cacheaware_operator.rebalance_values import Skip
 
 ENOUGH_REQUESTS = 20  # in half an hour; of fewer, one that is late says little
 _SLA_WINDOW = "30m"
@@ -57,9 +58,20 @@ def _rules(wanted: Wanted) -> Iterator[dict[str, Any]]:
         "10m",
         "warning",
         f"{{{{ $labels.pod }}}} of pool {wanted.name} gives no metrics",
-        "Without them quotas stay where they are, and SLAs are not judged. Look at the log of its container sidecar, "
+        "Nobody sees whether it keeps its promises. Look at the log of its container sidecar, "
         f"and whether a network policy keeps Prometheus from port {names.HTTP_PORT}",
     )
+    if wanted.spec.effective_rebalancing.mode is not RebalancingMode.OFF:
+        skipped = f'cacheaware_rebalance_skipped_total{{{pool},reason="{Skip.STALE_METRICS}"}}'
+        yield _alert(
+            "CacheAwareRebalancingFrozen",
+            f"increase({skipped}[15m]) > 0",
+            "15m",
+            "warning",
+            f"Rebalancing of pool {wanted.name} is frozen",
+            "The operator gets no fresh metrics from some sidecars, so quotas stay where they are. The condition "
+            f"MetricsFresh says which: {look}; look whether they answer the operator on port {names.CONTROL_PORT}",
+        )
 
 
 def _sla_missed(wanted: Wanted, tier: Tier, pool: str, look: str) -> dict[str, Any]:

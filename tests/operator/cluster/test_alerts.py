@@ -63,8 +63,13 @@ def test_of_a_vllm_it_is_known_that_quotas_are_estimates(build_pool: BuildPool) 
     assert "CacheAwareQuotaNotEnforced" not in rules_of(pool)
 
 
+def test_only_a_pool_that_rebalances_can_be_frozen(build_pool: BuildPool) -> None:
+    assert "CacheAwareRebalancingFrozen" not in rules_of(build_pool())
+    assert "CacheAwareRebalancingFrozen" in rules_of(build_pool(rebalancing={"mode": "DryRun"}))
+
+
 def test_every_alert_says_what_is_wrong_and_what_to_do(build_pool: BuildPool) -> None:
-    for name, rule in rules_of(build_pool()).items():
+    for name, rule in rules_of(build_pool(rebalancing={"mode": "Auto"})).items():
         assert rule["labels"]["severity"] in ("warning", "critical"), name
         assert "chat" in rule["annotations"]["summary"], name
         assert len(rule["annotations"]["description"]) > 60, name
@@ -110,13 +115,28 @@ CASES = [
     ),
     pytest.param("CacheAwareMetricsStale", [series("up", "0x60", **POD)], True, id="a pod that is not scraped"),
     pytest.param("CacheAwareMetricsStale", [series("up", "1x60", **POD)], False, id="a pod that is"),
+    pytest.param(
+        "CacheAwareRebalancingFrozen",
+        [series("cacheaware_rebalance_skipped_total", "0+2x60", reason="StaleMetrics")],
+        True,
+        id="stale metrics round after round",
+    ),
+    pytest.param(
+        "CacheAwareRebalancingFrozen",
+        [
+            series("cacheaware_rebalance_skipped_total", "0+2x60", reason="GainTooSmall"),
+            series("cacheaware_rebalance_skipped_total", "5x60", reason="StaleMetrics"),
+        ],
+        False,
+        id="rounds without a reason to move",
+    ),
 ]
 
 
 @pytest.fixture
 def rule_file(build_pool: BuildPool, tmp_path: Path) -> Path:
     path = tmp_path / "rules.yaml"
-    path.write_text(yaml.safe_dump(build_pool()("PrometheusRule")["spec"]))
+    path.write_text(yaml.safe_dump(build_pool(rebalancing={"mode": "Auto"})("PrometheusRule")["spec"]))
     return path
 
 
