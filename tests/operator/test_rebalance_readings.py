@@ -120,7 +120,7 @@ class TestTerms:
             pytest.param({}, 0, 90, id="no quota"),
         ],
     )
-    def test_absent_is_no_limit_and_zero_is_none(self, quota: dict[str, int], guaranteed: int, limit: int) -> None:
+    def test_absent_is_no_limit_and_zero_is_none(self, quota: dict[str, Any], guaranteed: int, limit: int) -> None:
         bronze = terms_of(spec(**quota)).tiers[1]
         assert (bronze.guaranteed, bronze.limit) == (guaranteed, limit)
 
