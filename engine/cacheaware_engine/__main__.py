@@ -15,10 +15,6 @@ from .settings import parse
 def main(arguments: Sequence[str] | None = None) -> None:
     settings = parse(arguments)
     configure(settings.log_level, settings.log_format)
-    # The cores are shared with the sidecar and whatever else runs here: threads that spin at barriers would make every
-    # other process wait, and then each other. Read by OpenMP when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     from .process import run

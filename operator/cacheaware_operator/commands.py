@@ -9,10 +9,6 @@ from pathlib import Path
 from cacheaware_operator.plan import EnginePlan
 from cacheaware_operator.ports import LOOPBACK
 
-# An engine that spins while it waits for its other threads slows whatever shares its cores, itself included; the
-# sidecar and the clients are on the same machine here.
-_SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
@@ -61,7 +57,7 @@ def engine_arguments(engine: EnginePlan, place: ReplicaPlace, threads: int | Non
 
 
 def engine_environment(engine: EnginePlan, inherited: Mapping[str, str]) -> dict[str, str]:
-    return {**inherited, **_SHARED_CORES, **engine.environment}
+    return {**inherited, **engine.environment}
 
 
 def sidecar_arguments(place: ReplicaPlace) -> tuple[str, ...]:

@@ -77,16 +77,12 @@ def test_engines_share_the_cores(cores: int, replicas: int, threads: int | None)
     assert threads_per_engine(cores, replicas) == threads
 
 
-def test_an_engine_does_not_spin_beside_others_unless_the_pool_wants_it(
-    make_wanted: MakeWanted, spec: dict[str, Any]
-) -> None:
+def test_an_engine_s_environment_is_ours_and_what_the_pool_adds(make_wanted: MakeWanted, spec: dict[str, Any]) -> None:
     inherited = {"PATH": "/bin", "OMP_WAIT_POLICY": "ACTIVE"}
     environment = engine_environment(plan_engine(make_wanted().spec), inherited)
-    assert environment["PATH"] == "/bin"
-    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert environment["A"] == "1"
-    spec["engine"]["env"] = [{"name": "OMP_WAIT_POLICY", "value": "ACTIVE"}]
-    assert engine_environment(plan_engine(make_wanted(spec).spec), inherited)["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert (environment["PATH"], environment["OMP_WAIT_POLICY"], environment["A"]) == ("/bin", "ACTIVE", "1")
+    spec["engine"]["env"] = [{"name": "OMP_WAIT_POLICY", "value": "PASSIVE"}]
+    assert engine_environment(plan_engine(make_wanted(spec).spec), inherited)["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
 def test_a_sidecar_is_told_where_everything_is() -> None:
