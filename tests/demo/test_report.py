@@ -74,11 +74,11 @@ def test_every_promise_holds_on_a_good_run_and_each_can_fail() -> None:
 def test_the_table_the_json_and_the_picture_come_from_the_same_runs(tmp_path: Path) -> None:
     found = report("?", "Paris.", GOOD, SLA)
     assert [row[:2] for row in rows(found)] == [
-        ("quotas off", "gold"),
-        ("quotas off", "bronze"),
-        ("quotas on", "gold"),
-        ("quotas on", "bronze"),
-        ("gold alone", "gold"),
+        ("off", "gold"),
+        ("off", "bronze"),
+        ("on", "gold"),
+        ("on", "bronze"),
+        ("on, alone", "gold"),
     ]
     assert json.loads(json.dumps(found.to_json()))["answer"] == "Paris."
     draw(found, tmp_path / "blocks.png")

@@ -177,8 +177,7 @@ async def drive(client: Client, load: Load, run: int, *, with_crowd: bool, done:
     gold = [
         Conversation(history(load, run, number), turns(load, run, number)) for number in range(load.gold.conversations)
     ]
-    for conversation in gold:
-        await conversation.turn(client, load.gold.answer_tokens, opening=True)
+    await asyncio.gather(*(each.turn(client, load.gold.answer_tokens, opening=True) for each in gold))
     began = client.now()
     crowd = Crowd() if with_crowd else None
     others: list[asyncio.Task[None]] = []

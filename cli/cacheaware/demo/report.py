@@ -162,24 +162,14 @@ def _seconds(value: float | None) -> str:
 
 
 KIND_TITLES: Mapping[str, str] = {"off": "quotas off", "on": "quotas on", "alone": "gold alone"}
-COLUMNS = (
-    "run",
-    "tier",
-    "requests",
-    "TTFT p50",
-    "TTFT p95",
-    "hit",
-    "blocks used / nominal",
-    "in SLA",
-    "output tokens/s",
-)
+COLUMNS = ("quotas", "tier", "requests", "TTFT p50", "p95", "hit", "used/nominal", "in SLA", "tokens/s")
 
 
 def rows(report: Report) -> list[tuple[str, ...]]:
     """The table that is printed, one row per kind of run and tier, under `COLUMNS`."""
     return [
         (
-            KIND_TITLES[figure.kind],
+            "on, alone" if figure.kind == "alone" else figure.kind,
             figure.tier,
             f"{figure.requests}" + (f" ({figure.failed} failed)" if figure.failed else ""),
             _seconds(figure.ttft_p50),
