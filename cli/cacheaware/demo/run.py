@@ -199,8 +199,8 @@ class _Demo:
 
     def _show(self, found: Report) -> None:
         capacity = found.runs[0].capacity
-        title = f"The same load with KV quotas off and on; {capacity} blocks, used by a tier and its nominal share"
-        table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        title = f"The same load with KV quotas off and on, {capacity} blocks"
+        table = Table(title=title, box=SIMPLE_HEAD, padding=0, pad_edge=False)
         for column in COLUMNS:
             table.add_column(column, no_wrap=True, justify="left" if column in COLUMNS[:2] else "right")
         for row in rows(found):
