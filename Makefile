@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Extra arguments for pip, e.g. PIP_ARGS="--index-url …" for a mirror or for CPU-only wheels of torch.
 PIP_ARGS ?=
-PATHS  := operator sidecar engine crds cli tests e2e benchmarks
+PATHS  := operator sidecar engine crds cli tests e2e
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test e2e check crd format lock clean
