@@ -79,7 +79,7 @@ class Settings:
     max_num_seqs: int = 32
     """Most sequences that run at once."""
 
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 256
     """Most tokens a step: a long prompt is computed in chunks, so that running requests go on in between."""
 
     dtype: DType = DType.AUTO
@@ -264,7 +264,7 @@ def _parser() -> argparse.ArgumentParser:
     steps.add_argument(
         "--max-num-batched-tokens",
         type=_Whole(1, 2**20),
-        default=512,
+        default=256,
         metavar="N",
         help="most tokens a step; longer prompts are computed in chunks (default: %(default)s)",
     )

@@ -20,7 +20,7 @@ def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
     assert settings.served_model_name == settings.model == "/models/chat"
     assert (settings.host, settings.port) == ("127.0.0.1", 8001)
     assert (settings.kv_cache_memory, settings.num_kv_blocks, settings.block_size) == (2**30, None, 16)
-    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (32, 512)
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (32, 256)
     assert settings.threads >= 1
     defaults = Settings(model="m", kv_socket=Path("s"), served_model_name="m", threads=settings.threads)
     for name in Settings.__slots__:
