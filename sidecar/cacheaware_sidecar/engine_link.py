@@ -236,7 +236,9 @@ class EngineLink:
                 late += 1  # one late answer is a busy engine
                 healthy, reason = self._healthy and late < 2, "it does not answer"
             except _FAILURES as error:
-                healthy, reason = False, _words(error)
+                # Clients read the reason: it names no address of ours.
+                log.debug("the engine's health cannot be asked", extra=values(problem=_words(error)))
+                healthy, reason = False, "it cannot be reached"
             if (healthy, reason) != (self._healthy, self._health_reason):
                 if healthy != self._healthy:
                     log.info("the engine's health changed", extra=values(healthy=healthy, why=reason or None))
