@@ -109,12 +109,12 @@ def test_validate_accepts_what_up_refuses_because_it_is_not_built(runner: CliRun
     assert runner.invoke(app, ["validate", str(pool_file)]).exit_code == 0
 
 
-@pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_samples_are_valid_and_can_be_run(runner: CliRunner, sample: Path) -> None:
+@pytest.mark.parametrize("name", ["chat.yaml", "open.yaml"])
+def test_samples_for_one_machine_are_valid_and_can_be_run(name: str) -> None:
     from cacheaware_api.objects import read_pool_file
     from cacheaware_operator.unbuilt import cluster_only, not_built_yet
 
-    spec = read_pool_file(sample.read_bytes()).pool.spec
+    spec = read_pool_file((SAMPLES / name).read_bytes()).pool.spec
     assert not_built_yet(spec) == []
     assert cluster_only(spec) == []
 
