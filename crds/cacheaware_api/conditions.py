@@ -35,7 +35,7 @@ class Reason(StrEnum):
     # Ready
     ALL_REPLICAS_READY = "AllReplicasReady"
     REPLICAS_NOT_READY = "ReplicasNotReady"
-    NO_REPLICAS = "NoReplicas"
+    SCALED_TO_ZERO = "ScaledToZero"
 
     # Reconciling
     STARTING = "Starting"

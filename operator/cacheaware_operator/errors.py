@@ -6,6 +6,14 @@ OperatorError
 ├── NotBuiltYet        remove the named fields
 ├── StartFailed        read the reason; nothing was left running
 ├── QuotasRefused      change tiers or engine so that they fit; the engines keep the quotas they had
+├── NoCluster          give a kubeconfig; nothing was begun
+├── PoolBlocked        the pool's author has to act; its status says so, and what runs goes on running
+├── LeadershipLost     end the process: another operator acts, or may
+├── PoolGone           forget it: it was deleted while we looked
+├── KubernetesError
+│   ├── ApiUnreachable try again
+│   └── ApiRefused     what to do depends on `status`
+│       └── FieldConflict   another manager has the field: never forced
 └── SidecarError
     ├── Unreachable    try again: it is starting, restarting or gone
     └── ViewRefused    the view itself is wrong for this sidecar; trying again does not help
@@ -14,6 +22,8 @@ OperatorError
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from cacheaware_api.conditions import Reason
 
 
 class OperatorError(Exception):
@@ -55,6 +65,53 @@ class StartFailed(OperatorError):
 
 class QuotasRefused(OperatorError):
     """An engine that will not apply the wanted quotas, with its arithmetic."""
+
+
+class NoCluster(OperatorError):
+    pass
+
+
+class PoolBlocked(OperatorError):
+    """Why a pool cannot be as it is wanted, until somebody acts: its condition Stalled."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class LeadershipLost(OperatorError):
+    pass
+
+
+class PoolGone(OperatorError):
+    pass
+
+
+class KubernetesError(OperatorError):
+    pass
+
+
+class ApiUnreachable(KubernetesError):
+    pass
+
+
+class ApiRefused(KubernetesError):
+    """An answer of the API server that is an error; `reason` is Kubernetes' word for it."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class FieldConflict(ApiRefused):
+    """`fields` has the manager and the path of every field that is another's."""
+
+    def __init__(self, path: str, fields: Sequence[tuple[str, str]]) -> None:
+        words = ", ".join(f"{field} is managed by {manager}" for manager, field in fields)
+        super().__init__(409, "Conflict", f"{path}: {words}")
+        self.fields = tuple(fields)
 
 
 class SidecarError(OperatorError):

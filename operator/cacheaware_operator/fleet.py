@@ -1,7 +1,7 @@
 """Where a pool runs, as the operator sees it: one snapshot of the world, one plan to make true.
 
-`Fleet` has one implementation so far, `LocalFleet` (local processes); a cluster's pods report the same snapshot. Values
-only: how a part is started, watched and stopped belongs to the implementations.
+`Fleet` has two implementations: `LocalFleet` (local processes) and `KubernetesFleet` (pods). Values only: how a part is
+started, watched and stopped belongs to them.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Snapshot:
 
     view: View | None = None  # the view last handed out; its number is the last one used
     replicas: tuple[ReplicaSnapshot, ...] = ()
+    rollout: str | None = None  # what is being replaced, in words; absent: every replica is of the newest version
 
 
 class Fleet(Protocol):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from cacheaware_api import wire
 from cacheaware_api.objects import PoolFile
 from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, KVCacheDtype
 from cacheaware_operator.fleet import Snapshot
-from cacheaware_operator.view import build_view, effective_percent
+from cacheaware_operator.view import build_view, shares_in_force
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +68,42 @@ class PoolPlan:
     api_keys: wire.ApiKeys
 
 
-def plan_pool(wanted: Wanted, snapshot: Snapshot) -> PoolPlan:
+def plan_pool(wanted: Wanted, snapshot: Snapshot, effective: Mapping[str, int] | None = None) -> PoolPlan:
+    """`effective`: the shares that rebalancing decided on just now; None: those in force stay."""
     spec = wanted.spec
+    view = build_view(
+        spec,
+        uid=wanted.uid,
+        prefix_texts=wanted.prefix_texts,
+        effective_percent=shares_in_force(spec, snapshot.view) if effective is None else effective,
+        previous=snapshot.view,
+    )
     return PoolPlan(
         namespace=wanted.namespace,
         name=wanted.name,
         replicas=tuple(f"{wanted.name}-{number}" for number in range(spec.replicas)),
         engine=plan_engine(spec),
-        view=build_view(
-            spec,
-            uid=wanted.uid,
-            prefix_texts=wanted.prefix_texts,
-            effective_percent=effective_percent(spec),
-            previous=snapshot.view,
-        ),
+        view=numbered(view, snapshot),
         api_keys=wanted.api_keys,
     )
+
+
+def numbered(view: wire.View, snapshot: Snapshot) -> wire.View:
+    """The view with a number that no replica has seen with other content.
+
+    Where the last view is not known any more, the replicas still refuse what is older than what they have.
+    """
+    uid, number = view.revision.pool_uid, view.revision.number
+    seen = [
+        replica.status.applied.number
+        for replica in snapshot.replicas
+        if replica.status is not None and replica.status.applied is not None
+        if replica.status.applied.pool_uid == uid
+    ]
+    newest = max(seen, default=0)
+    if number > newest or (number == newest and snapshot.view is not None and snapshot.view.revision.pool_uid == uid):
+        return view
+    return dataclasses.replace(view, revision=wire.Revision(uid, newest + 1))
 
 
 def plan_engine(spec: CacheAwarePoolSpec) -> EnginePlan:

@@ -17,8 +17,15 @@ _TIMEOUT = aiohttp.ClientTimeout(total=5)  # a control answer is small and local
 class SidecarClient:
     """The control side of one sidecar (`PUT /pool/view`, `GET /pool/status`, health). The session is the caller's."""
 
-    def __init__(self, session: aiohttp.ClientSession, control_url: str, token: str) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        control_url: str,
+        token: str,
+        timeout: aiohttp.ClientTimeout = _TIMEOUT,
+    ) -> None:
         self._session = session
+        self._timeout = timeout
         self._url = control_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"}
 
@@ -43,6 +50,13 @@ class SidecarClient:
         except wire.WireError as error:
             raise Unreachable(f"the sidecar at {self._url} sent a status that cannot be read: {error}") from None
 
+    async def metrics(self) -> str:
+        """Its own metrics page, as text."""
+        status, text = await self._call("GET", "/metrics")
+        if status != 200:
+            raise Unreachable(f"the sidecar at {self._url} answered {status}: {_reason(text)}")
+        return str(text)
+
     async def alive(self) -> Probe:
         """Whether the process answers at all; that is what supervision asks."""
         return await self._probe("/healthz")
@@ -57,10 +71,10 @@ class SidecarClient:
     async def _call(self, method: str, path: str, message: Any = None) -> tuple[int, Any]:
         try:
             async with self._session.request(
-                method, self._url + path, json=message, headers=self._headers, timeout=_TIMEOUT
+                method, self._url + path, json=message, headers=self._headers, timeout=self._timeout
             ) as response:
                 text = await response.text(errors="replace")
-                return response.status, _decoded(text)
+                return response.status, text if path == "/metrics" else _decoded(text)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"the sidecar at {self._url} does not answer: {_words(error)}") from error
 

@@ -6,17 +6,19 @@ what of it is worth writing now.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from cacheaware_api import wire
-from cacheaware_api.status import CacheAwarePoolStatus, Condition, TierStatus
+from cacheaware_api.conditions import ConditionStatus, ConditionType, Reason
+from cacheaware_api.status import CacheAwarePoolStatus, Condition, LastRebalance, TierStatus
 from cacheaware_operator.fleet import Snapshot
 from cacheaware_operator.plan import Wanted
 from cacheaware_operator.status_conditions import Finding, findings
 from cacheaware_operator.status_figures import replica_capacity, rounded, tier_status, weighted_mean
 
 POOL_LABEL = "cacheaware.dev/pool"
+_LONGEST_MESSAGE = 4096  # as the CRD has it
 
 
 def pool_status(
@@ -26,9 +28,13 @@ def pool_status(
     snapshot: Snapshot,
     previous: CacheAwarePoolStatus | None,
     now: datetime,
+    *,
+    rebalanced: LastRebalance | None = None,
+    overrides: Sequence[Finding] = (),
 ) -> CacheAwarePoolStatus:
     """The status that the object carries. `revision` and `effective_percent` are those of the view that was handed out;
-    `previous` keeps the times at which conditions changed.
+    `previous` keeps the times at which conditions changed. `rebalanced` is what has just moved; `overrides` are
+    findings of somebody who looked closer, in place of those derived here.
     """
     answers = [replica.status for replica in snapshot.replicas if replica.ready and replica.status is not None]
     figures = [each for answer in answers for each in answer.tiers.values()]
@@ -45,8 +51,40 @@ def pool_status(
             tier_status(tier.name, tier.quota.nominal_percent, effective_percent[tier.name], answers)
             for tier in wanted.spec.tiers
         ),
-        last_rebalance=previous.last_rebalance if previous is not None else None,
-        conditions=_conditions(findings(wanted, revision, snapshot), wanted.generation, previous, now),
+        last_rebalance=rebalanced or (previous.last_rebalance if previous is not None else None),
+        conditions=_conditions(
+            _overridden(findings(wanted, revision, snapshot), overrides), wanted.generation, previous, now
+        ),
+    )
+
+
+def blocked_status(
+    generation: int,
+    stalled: Finding,
+    replicas: int,
+    ready: int,
+    previous: CacheAwarePoolStatus | None,
+    now: datetime,
+) -> CacheAwarePoolStatus:
+    """The status of a pool that cannot be as it is wanted: what it was before still runs, and still has its figures."""
+    said = {condition.type: condition for condition in (previous.conditions if previous is not None else ())}
+    if 0 < replicas == ready:
+        still = Finding(ConditionType.READY, ConditionStatus.TRUE, Reason.ALL_REPLICAS_READY, "as it was before")
+    else:
+        still = Finding(ConditionType.READY, ConditionStatus.FALSE, stalled.reason, stalled.message)
+    found = [still, stalled]
+    found += [
+        Finding(ConditionType(each.type), each.status, each.reason, each.message)
+        for each in said.values()
+        if each.type not in (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
+    ]
+    return (previous or CacheAwarePoolStatus()).model_copy(
+        update={
+            "observed_generation": generation,
+            "replicas": replicas,
+            "ready_replicas": ready,
+            "conditions": _conditions(found, generation, previous, now),
+        }
     )
 
 
@@ -68,6 +106,11 @@ def written_status(
     )
 
 
+def _overridden(found: list[Finding], overrides: Sequence[Finding]) -> list[Finding]:
+    closer = {finding.type: finding for finding in overrides}
+    return [closer.get(finding.type, finding) for finding in found]
+
+
 def _conditions(
     found: list[Finding], generation: int, previous: CacheAwarePoolStatus | None, now: datetime
 ) -> tuple[Condition, ...]:
@@ -78,7 +121,7 @@ def _conditions(
             type=finding.type,
             status=finding.status,
             reason=finding.reason,
-            message=finding.message,
+            message=finding.message[:_LONGEST_MESSAGE],
             observed_generation=generation,
             last_transition_time=old.last_transition_time
             if (old := before.get(finding.type)) is not None and old.status == finding.status

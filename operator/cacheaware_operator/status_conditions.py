@@ -69,7 +69,7 @@ def _reported(type_: ConditionType, answered: list[ReplicaSnapshot]) -> Finding 
 def _ready(wanted: Wanted, snapshot: Snapshot) -> Finding:
     replicas = wanted.spec.replicas
     if replicas == 0:
-        return Finding(ConditionType.READY, _TRUE, Reason.NO_REPLICAS, "scaled to 0: set spec.replicas to serve")
+        return Finding(ConditionType.READY, _TRUE, Reason.SCALED_TO_ZERO, "scaled to 0: set spec.replicas to serve")
     ready = sum(replica.ready for replica in snapshot.replicas)
     if ready >= replicas:
         return Finding(ConditionType.READY, _TRUE, Reason.ALL_REPLICAS_READY)
@@ -102,6 +102,8 @@ def _reconciling(wanted: Wanted, revision: wire.Revision, snapshot: Snapshot) ->
     for name, part in parts:
         if part.state is PartState.RESTARTING:
             return true(Reason.RESTARTING, f"{name}: the {part.name} {part.message}")
+    if snapshot.rollout is not None:
+        return true(Reason.ROLLING_OUT, snapshot.rollout)
     if len(snapshot.replicas) != wanted.spec.replicas:
         return true(Reason.SCALING, f"{len(snapshot.replicas)} replicas, {wanted.spec.replicas} wanted")
     for name, part in parts:

@@ -14,11 +14,20 @@ from cacheaware_api.wire import Admission, IdentityType
 
 
 def not_built_yet(spec: CacheAwarePoolSpec) -> list[str]:
-    """One sentence for each field that asks for what cannot be done yet, with what to write instead."""
-    return list(_not_built_yet(spec))
+    """One sentence for each field that local processes cannot act on yet, with what to write instead."""
+    return [*_of_local_processes(spec), *_of_every_fleet(spec), *_of_a_single_machine(spec)]
 
 
-def _not_built_yet(spec: CacheAwarePoolSpec) -> Iterator[str]:
+def not_built_in_a_cluster(spec: CacheAwarePoolSpec) -> list[str]:
+    """The same for pods."""
+    dtype = spec.engine.kv_cache.dtype
+    told = []
+    if spec.engine.type is EngineType.TORCH and dtype is not KVCacheDtype.AUTO:
+        told.append(f"spec.engine.kvCache.dtype: {dtype} is not built yet: use Auto, or leave it out")
+    return [*told, *_of_every_fleet(spec)]
+
+
+def _of_local_processes(spec: CacheAwarePoolSpec) -> Iterator[str]:
     engine = spec.engine
     if engine.type is not EngineType.TORCH:
         yield f"spec.engine.type: {engine.type} is not built yet: use Torch"
@@ -29,6 +38,9 @@ def _not_built_yet(spec: CacheAwarePoolSpec) -> Iterator[str]:
     for index, variable in enumerate(engine.env):
         if variable.value_from is not None:
             yield f"spec.engine.env[{index}].valueFrom: is not built yet: write the value of {variable.name} itself"
+
+
+def _of_every_fleet(spec: CacheAwarePoolSpec) -> Iterator[str]:
     for index, tier in enumerate(spec.tiers):
         where = f"spec.tiers[{index}] ({tier.name})"
         if durations.milliseconds(tier.batching_window) > 0:
@@ -37,6 +49,9 @@ def _not_built_yet(spec: CacheAwarePoolSpec) -> Iterator[str]:
             yield f"{where}.admission: {tier.admission} is not built yet: use Queue, or leave it out"
     if spec.identity.type is IdentityType.TRUSTED_HEADERS:
         yield "spec.identity.type: TrustedHeaders is not built yet: use APIKeys or Open"
+
+
+def _of_a_single_machine(spec: CacheAwarePoolSpec) -> Iterator[str]:
     if spec.effective_rebalancing.mode is not RebalancingMode.OFF:
         yield (
             f"spec.rebalancing.mode: {spec.effective_rebalancing.mode} is not built yet: "

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from cacheaware_api import wire
-from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, Tier
+from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, RebalancingMode, Tier
+from cacheaware_operator.rebalance_terms import fitted, terms_of
 
 FIRST_NUMBER = 1
 
@@ -47,9 +48,17 @@ def build_view(
     return dataclasses.replace(view, revision=wire.Revision(uid, previous.revision.number + 1))
 
 
-def effective_percent(spec: CacheAwarePoolSpec) -> dict[str, int]:
-    """Where nothing rebalances, a tier's effective share is its nominal one; what nobody was given stays unassigned."""
-    return {tier.name: tier.quota.nominal_percent for tier in spec.tiers}
+def shares_in_force(spec: CacheAwarePoolSpec, previous: wire.View | None) -> dict[str, int]:
+    """Each tier's effective share where nothing new was decided.
+
+    Without rebalancing it is the nominal one. With it a share keeps its distance from nominal through an edit, and
+    through a restart of the operator, as far as the new bounds allow.
+    """
+    terms = terms_of(spec)
+    if terms.mode is RebalancingMode.OFF or previous is None:
+        return terms.nominal
+    distance = {tier.name: tier.effective_percent - tier.quota.nominal_percent for tier in previous.tiers}
+    return fitted({name: nominal + distance.get(name, 0) for name, nominal in terms.nominal.items()}, terms)
 
 
 def _view_tier(tier: Tier, effective: int) -> wire.ViewTier:

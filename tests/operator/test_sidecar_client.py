@@ -13,7 +13,7 @@ from cacheaware_operator.errors import Unreachable, ViewRefused
 from cacheaware_operator.plan import Wanted
 from cacheaware_operator.processes import Health
 from cacheaware_operator.sidecar_client import SidecarClient, engine_health
-from cacheaware_operator.view import build_view, effective_percent
+from cacheaware_operator.view import build_view, shares_in_force
 
 
 class ControlPort:
@@ -55,7 +55,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 @pytest.fixture
 def view(make_wanted: Callable[..., Wanted]) -> wire.View:
     spec = make_wanted().spec
-    return build_view(spec, uid="uid-1", prefix_texts={}, effective_percent=effective_percent(spec))
+    return build_view(spec, uid="uid-1", prefix_texts={}, effective_percent=shares_in_force(spec, None))
 
 
 async def test_a_view_is_put_with_the_token_and_its_revision_comes_back(

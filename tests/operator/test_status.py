@@ -135,7 +135,7 @@ def test_a_pool_that_is_not_ready_says_which_part_is_missing(
 
 
 def test_a_pool_without_replicas_is_as_it_was_asked_to_be(make_wanted: MakeWanted, spec: dict[str, Any]) -> None:
-    assert told(status_of(make_wanted(spec | {"replicas": 0})), "Ready") == ("True", "NoReplicas")
+    assert told(status_of(make_wanted(spec | {"replicas": 0})), "Ready") == ("True", "ScaledToZero")
 
 
 def test_missed_slas_do_not_make_a_pool_unready(make_wanted: MakeWanted, make_replica: MakeReplica) -> None:

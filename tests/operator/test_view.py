@@ -12,7 +12,7 @@ from cacheaware_api import wire
 from cacheaware_api.testing import pools
 from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, parse_spec
 from cacheaware_operator.plan import Wanted
-from cacheaware_operator.view import build_view, effective_percent
+from cacheaware_operator.view import build_view, shares_in_force
 
 
 def view_of(
@@ -22,7 +22,7 @@ def view_of(
         spec,
         uid=uid,
         prefix_texts={prefix.name: text for prefix in spec.public_prefixes},
-        effective_percent=effective_percent(spec),
+        effective_percent=shares_in_force(spec, None),
         previous=previous,
     )
 

@@ -14,7 +14,12 @@ from packaging.utils import canonicalize_name
 
 IMPORTS = {
     "": ["cacheaware_api.wire", "cacheaware_api.v1alpha1", "cacheaware_api.quota"],
-    "operator": ["cacheaware_operator.plan", "cacheaware_operator.status", "cacheaware_operator.local_fleet"],
+    "operator": [
+        "cacheaware_operator.plan",
+        "cacheaware_operator.status",
+        "cacheaware_operator.local_fleet",
+        "cacheaware_operator.__main__",
+    ],
     "sidecar": ["cacheaware_sidecar.__main__", "cacheaware_sidecar.app", "cacheaware_sidecar.control_app"],
     "engine": ["cacheaware_engine.__main__", "cacheaware_engine.app", "cacheaware_engine.runner"],
     "vllm": ["cacheaware_engine.blocks"],
