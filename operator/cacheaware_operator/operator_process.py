@@ -61,13 +61,20 @@ class OperatorProcess:
         self._fault: str | None = None
         self.metrics = Metrics()
         self.port: int | None = None  # of the metrics, once it serves
+        self._api: KubernetesApi | None = None
+
+    @property
+    def writes(self) -> int:
+        """To the API server since it leads; the Lease has a client of its own."""
+        return 0 if self._api is None else self._api.writes
 
     async def run(self, stop: asyncio.Event) -> int:
         """Until `stop`; the process's exit code."""
         async with aiohttp.ClientSession() as session, self._serving():
-            api = KubernetesApi(session, self._credentials)
+            self._api = KubernetesApi(session, self._credentials)
             leadership = Leadership(
-                api,
+                # its own, so that a queue of requests never delays the renewal
+                KubernetesApi(session, self._credentials),
                 namespace=self._settings.lease_namespace,
                 name=self._settings.lease_name,
                 identity=self._settings.identity,
@@ -78,7 +85,7 @@ class OperatorProcess:
             if not await _first(waiting, stop):
                 return 0
             try:
-                return await self._lead(api, session, leadership, stop)
+                return await self._lead(self._api, session, leadership, stop)
             finally:
                 await leadership.release()
 

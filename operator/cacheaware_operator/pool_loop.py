@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 WORKERS = 8
 CHILD_DELAY = 0.3  # seconds: a rollout is many changes at once
 RESYNC_SECONDS = 300.0
+CRD_SECONDS = 2.0  # until it is installed; its schema is published a second after it
 SCHEMA_SECONDS = 15.0  # between two looks at a schema that is not as it should be
 
 
@@ -98,12 +99,12 @@ class PoolLoop:
 
     async def prepare(self) -> None:
         """Wait for a CRD, then read everything there is: a look that knows half of it would write nonsense."""
-        while True:
-            document = await self._cluster.api.find(openapi_path())
-            if document is not None:
-                break
+        document = await self._cluster.api.find(openapi_path())
+        if document is None:
             log.warning("%s", schema_problem(None))
-            await asyncio.sleep(SCHEMA_SECONDS)
+        while document is None:
+            await asyncio.sleep(CRD_SECONDS)
+            document = await self._cluster.api.find(openapi_path())
         self._judge(schema_problem(document))
         await self._discover()
         await self._resync()

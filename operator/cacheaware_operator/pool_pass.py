@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from cacheaware_api.conditions import ConditionStatus, ConditionType, Reason
 from cacheaware_api.defaults import RebalancingMode
-from cacheaware_api.status import CacheAwarePoolStatus, LastRebalance, QuotaMove
+from cacheaware_api.status import CacheAwarePoolStatus, LastRebalance
 from cacheaware_operator import drift, events, pod_parts
 from cacheaware_operator.cluster.objects import Discovered
 from cacheaware_operator.cluster_store import PoolKey
@@ -28,6 +28,7 @@ from cacheaware_operator.metrics import Metrics
 from cacheaware_operator.plan import PoolPlan, Wanted, plan_pool
 from cacheaware_operator.readings import readings_of
 from cacheaware_operator.rebalance import decide
+from cacheaware_operator.rebalance_status import last_rebalance
 from cacheaware_operator.rebalance_terms import Terms, terms_of
 from cacheaware_operator.rebalance_values import Decision, Skip, State
 from cacheaware_operator.references import read_pool, references
@@ -43,7 +44,7 @@ PAUSED = "cacheaware.dev/paused"  # annotation; "true": the pool is left as it i
 FIGURES_SECONDS = 120.0  # without rebalancing: figures cover five minutes, and a thousand sidecars are to be asked
 ACKNOWLEDGED_SECONDS, LONGEST_ACKNOWLEDGED_SECONDS = 0.3, 5.0  # an engine acknowledges a view within a step
 NOT_READY_SECONDS = 10.0
-BLOCKED_SECONDS = 30.0
+BLOCKED_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -124,7 +125,7 @@ class PoolPass:
             snapshot,
             before,
             self._now(),
-            rebalanced=self._rebalanced(decision, before),
+            rebalanced=None if decision is None else last_rebalance(decision, _last(before), self._now()),
             overrides=memory.closer_look,
         )
         interval = FIGURES_SECONDS if terms.mode is RebalancingMode.OFF else terms.interval
@@ -164,25 +165,6 @@ class PoolPass:
         memory.next_round = clock + terms.interval
         self._metrics.count_decision(key, decision)
         return decision
-
-    def _rebalanced(self, decision: Decision | None, before: CacheAwarePoolStatus | None) -> LastRebalance | None:
-        """What has just moved, or (DryRun) what would; the latter only where it is not what was told before."""
-        if decision is None or not decision.moves:
-            return None
-        would = "DryRun: would move: " if decision.skipped is Skip.DRY_RUN else ""
-        moves = tuple(
-            QuotaMove(
-                from_=move.from_,
-                to=move.to,
-                percent=move.percent,
-                reason=f"{would}{move.reason}: {move.why}"[:256],
-                gain_percent=None if move.gain_percent is None else min(100, max(0, round(move.gain_percent))),
-            )
-            for move in decision.moves[:16]
-        )
-        if would and before is not None and before.last_rebalance is not None and before.last_rebalance.moves == moves:
-            return None
-        return LastRebalance(time=self._now().strftime("%Y-%m-%dT%H:%M:%SZ"), moves=moves)
 
     def _wait(self, wanted: Wanted, plan: PoolPlan, snapshot: Snapshot, memory: PoolMemory) -> float:
         replicas = snapshot.replicas
@@ -235,6 +217,10 @@ class PoolPass:
                 log.warning("could not write an Event: %s", problem)
             elif isinstance(problem, BaseException):
                 raise problem
+
+
+def _last(status: CacheAwarePoolStatus | None) -> LastRebalance | None:
+    return None if status is None else status.last_rebalance
 
 
 def is_paused(pool: Object) -> bool:
