@@ -144,8 +144,8 @@ _FIGURES = (
 
 def _keep_figures(tier: TierStatus, written: Iterable[TierStatus]) -> TierStatus:
     old = next((each for each in written if each.name == tier.name), None)
-    if old is None:
-        return tier
+    if old is None or all(getattr(old, name) is None for name in _FIGURES):
+        return tier  # the first figures are written at once
     return tier.model_copy(update={name: getattr(old, name) for name in _FIGURES})
 
 
