@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 from e2e.cluster import POOLS, Cluster, cluster_of_kubeconfig
 from e2e.control_plane import ControlPlane, Unavailable, find_programs
+from e2e.operators import RunningOperator, running_operator, settings_for
+from e2e.space import Space
+from e2e.stand_ins import StandInSidecars
 
 # looptime asks for the current event loop before every test; asked before any was set, asyncio would make one that
 # nobody closes.
@@ -62,6 +65,26 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of the test's own."""
     with cluster.namespace() as name:
         yield name
+
+
+@pytest.fixture
+def space(installed: Cluster, namespace: str) -> Space:
+    """The same, for pools."""
+    return Space(installed, namespace)
+
+
+@pytest.fixture
+def sidecars() -> Iterator[StandInSidecars]:
+    """What answers for the sidecars of pods."""
+    with StandInSidecars().serving() as serving:
+        yield serving
+
+
+@pytest.fixture
+def operator(space: Space, sidecars: StandInSidecars) -> Iterator[RunningOperator]:
+    """An operator of the test's namespace."""
+    with running_operator(space.cluster.kubeconfig, settings_for(space.name), sidecars.address_of) as running:
+        yield running
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,7 +26,7 @@ class StandInSidecar:
 
     tokens: set[str] = field(default_factory=set)  # that it was asked with
     views: list[wire.View] = field(default_factory=list)
-    page: str = ""  # its metrics
+    page: Callable[[], str] = str  # its metrics, at each look
     silent: bool = False  # answers nothing before the asker gives up
 
     def status(self) -> wire.PoolStatus:
@@ -91,7 +91,7 @@ class StandInSidecars:
                         sidecar.views.append(wire.from_json(wire.View, json.loads(body)))
                         answer = json.dumps({"revision": wire.to_json(sidecar.views[-1].revision)})
                     case "GET", "metrics":
-                        answer = sidecar.page
+                        answer = sidecar.page()
                     case _:
                         answer = json.dumps(wire.to_json(sidecar.status()))
                 data = answer.encode()

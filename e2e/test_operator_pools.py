@@ -5,128 +5,14 @@ from __future__ import annotations
 import base64
 import copy
 import json
-import urllib.request
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from e2e.cluster import APPLY_PATCH, MERGE_PATCH, Cluster, Object
+from e2e.cluster import APPLY_PATCH, Object
 from e2e.operators import RunningOperator, running_operator, settings_for
-from e2e.stand_ins import StandInSidecars, run_pods
+from e2e.space import DEPLOYMENT, OWNED, POOL, SPEC, Space, looks, metrics_page, pool
+from e2e.stand_ins import StandInSidecars
 
-SPEC: Object = {
-    "model": {"name": "tiny", "source": "file:///models/tiny"},
-    "engine": {"type": "Torch", "kvCache": {"memory": "64Mi"}},
-    "replicas": 2,
-    "tiers": [
-        {"name": "gold", "priority": 10, "quota": {"nominalPercent": 50}},
-        {"name": "bronze", "quota": {"nominalPercent": 30}},
-    ],
-    "defaultTier": "bronze",
-    "identity": {"type": "Open"},
-}
-OWNED = (
-    "/api/v1/{}/serviceaccounts/chat",
-    "/api/v1/{}/secrets/chat-internal",
-    "/api/v1/{}/configmaps/chat-view",
-    "/apis/networking.k8s.io/v1/{}/networkpolicies/chat",
-    "/api/v1/{}/services/chat",
-    "/api/v1/{}/services/chat-peers",
-    "/apis/apps/v1/{}/deployments/chat",
-    "/apis/policy/v1/{}/poddisruptionbudgets/chat",
-)
-DEPLOYMENT = "/apis/apps/v1/{}/deployments/chat"
-POOL = "/apis/cacheaware.dev/v1alpha1/{}/cacheawarepools/chat"
-
-
-def pool(name: str = "chat", **fields: Any) -> Object:
-    return {
-        "apiVersion": "cacheaware.dev/v1alpha1",
-        "kind": "CacheAwarePool",
-        "metadata": {"name": name},
-        "spec": copy.deepcopy(SPEC) | fields,
-    }
-
-
-class Space:
-    """One namespace, as a test looks at it. Paths have {} where the namespace goes."""
-
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self.cluster = cluster
-        self.name = name
-
-    def get(self, path: str) -> Any:
-        return self.cluster.get(self._path(path))
-
-    def find(self, path: str) -> Any:
-        answer = self.cluster.request("GET", self._path(path))
-        return answer.body if answer.ok else None
-
-    def patch(self, path: str, body: Object, content_type: str = MERGE_PATCH, **query: str) -> Any:
-        answer = self.cluster.request("PATCH", self._path(path), body, content_type, **query)
-        assert answer.ok, answer.body
-        return answer.body
-
-    def delete(self, path: str) -> None:
-        assert self.cluster.request("DELETE", self._path(path)).ok
-
-    def apply(self, *objects: Object) -> None:
-        self.cluster.apply(*objects, namespace=self.name)
-
-    def kubectl(self, *arguments: str) -> str:
-        return self.cluster.kubectl("--namespace", self.name, *arguments).stdout
-
-    def wait(self, what: str, look: Callable[[], Any], timeout: float = 30) -> Any:
-        return self.cluster.wait_for(what, look, timeout)
-
-    def condition(self, type_: str, name: str = "chat") -> tuple[str, str] | None:
-        found = self.find(POOL.rsplit("/", 1)[0] + f"/{name}") or {}
-        for each in found.get("status", {}).get("conditions", ()):
-            if each["type"] == type_:
-                return each["status"], each["reason"]
-        return None
-
-    def message(self, type_: str) -> str:
-        return next(each["message"] for each in self.get(POOL)["status"]["conditions"] if each["type"] == type_)
-
-    def become_ready(self, replicas: int = 2, name: str = "chat") -> list[str]:
-        names = run_pods(self.cluster, self.name, name, replicas)
-        self.wait(
-            f"{name} is ready", lambda: (self.condition("Ready", name) or ("",))[0] == "True" and self.settled(name)
-        )
-        return names
-
-    def settled(self, name: str = "chat") -> bool:
-        return self.condition("Reconciling", name) is None and self.condition("Stalled", name) is None
-
-    def versions(self) -> dict[str, str]:
-        return {path: self.get(path)["metadata"]["resourceVersion"] for path in (*OWNED, POOL)}
-
-    def events(self) -> list[tuple[str, str]]:
-        found = self.get("/api/v1/{}/events")["items"]
-        return [
-            (each["reason"], each["message"]) for each in found if each["involvedObject"]["kind"] == "CacheAwarePool"
-        ]
-
-    def _path(self, path: str) -> str:
-        return path.format(f"namespaces/{self.name}")
-
-
-@pytest.fixture
-def space(installed: Cluster, namespace: str) -> Space:
-    return Space(installed, namespace)
-
-
-@pytest.fixture
-def sidecars() -> Iterator[StandInSidecars]:
-    with StandInSidecars().serving() as serving:
-        yield serving
-
-
-@pytest.fixture
-def operator(space: Space, sidecars: StandInSidecars) -> Iterator[RunningOperator]:
-    with running_operator(space.cluster.kubeconfig, settings_for(space.name), sidecars.address_of) as running:
-        yield running
+from cacheaware_operator.kubernetes_api import FIELD_MANAGER
 
 
 @pytest.fixture
@@ -159,7 +45,7 @@ def test_a_pool_becomes_ready_with_few_writes_and_says_so(
         assert sidecars.of(name).tokens == {f"Bearer {token}"}
     assert ("AllReplicasReady", "Ready is True") in space.events()
     space.kubectl("wait", "--for=condition=Ready", "cap/chat", "--timeout=5s")
-    page = urllib.request.urlopen(f"{operator.metrics_url}/metrics", timeout=5).read().decode()
+    page = metrics_page(operator)
     assert f'cacheaware_pool_ready{{namespace="{space.name}",pool="chat"}} 1.0' in page
 
 
@@ -180,12 +66,6 @@ def test_the_spec_stays_as_it_was_applied_and_a_second_apply_changes_nothing(
     after = space.versions()
     assert {path for path in after if after[path] != before[path]} <= {POOL}  # only the labels that we set
     assert operator.process.writes == writes
-
-
-def looks(operator: RunningOperator) -> float:
-    page = urllib.request.urlopen(f"{operator.metrics_url}/metrics", timeout=5).read().decode()
-    (line,) = (line for line in page.splitlines() if line.startswith("cacheaware_reconcile_seconds_count"))
-    return float(line.split()[1])
 
 
 # -- edits ------------------------------------------------------------------------------------------------------------
@@ -255,13 +135,10 @@ def test_a_changed_field_of_ours_is_set_back_and_one_of_others_stays(space: Spac
     service = space.get(path)
     service["spec"]["publishNotReadyAddresses"] = False
     service["metadata"]["labels"]["team"] = "search"
-    answer = space.cluster.request("PUT", path.format(f"namespaces/{space.name}"), service, fieldManager=OUR_MANAGER)
+    answer = space.cluster.request("PUT", path.format(f"namespaces/{space.name}"), service, fieldManager=FIELD_MANAGER)
     assert answer.ok, answer.body
     space.wait("it is set back", lambda: space.get(path)["spec"].get("publishNotReadyAddresses") is True)
     assert space.get(path)["metadata"]["labels"]["team"] == "search"
-
-
-OUR_MANAGER = "cacheaware-operator"
 
 
 def test_a_field_that_another_manager_took_is_never_forced(
