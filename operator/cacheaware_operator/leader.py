@@ -132,7 +132,7 @@ class Leadership:
 
     async def release(self) -> None:
         """Let another begin at once; to be called when nothing of ours acts any more."""
-        if not self.leads:
+        if self._renewed is None:
             return
         self._renewed = None
         try:
