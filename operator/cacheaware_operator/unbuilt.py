@@ -15,32 +15,28 @@ from cacheaware_api.wire import Admission, IdentityType
 
 def not_built_yet(spec: CacheAwarePoolSpec) -> list[str]:
     """One sentence for each field that local processes cannot act on yet, with what to write instead."""
-    return [*_of_local_processes(spec), *_of_every_fleet(spec), *_of_a_single_machine(spec)]
+    return [*_of_every_fleet(spec), *_of_local_processes(spec), *_of_a_single_machine(spec)]
 
 
 def not_built_in_a_cluster(spec: CacheAwarePoolSpec) -> list[str]:
     """The same for pods."""
-    dtype = spec.engine.kv_cache.dtype
-    told = []
-    if spec.engine.type is EngineType.TORCH and dtype is not KVCacheDtype.AUTO:
-        told.append(f"spec.engine.kvCache.dtype: {dtype} is not built yet: use Auto, or leave it out")
-    return [*told, *_of_every_fleet(spec)]
+    return list(_of_every_fleet(spec))
 
 
 def _of_local_processes(spec: CacheAwarePoolSpec) -> Iterator[str]:
-    engine = spec.engine
-    if engine.type is not EngineType.TORCH:
-        yield f"spec.engine.type: {engine.type} is not built yet: use Torch"
-    if engine.kv_cache.dtype is not KVCacheDtype.AUTO:
-        yield f"spec.engine.kvCache.dtype: {engine.kv_cache.dtype} is not built yet: use Auto, or leave it out"
     if spec.model.source.startswith("pvc://"):
         yield "spec.model.source: pvc:// is not built yet: use file:///path, pypi://package or hf://org/repo"
-    for index, variable in enumerate(engine.env):
+    for index, variable in enumerate(spec.engine.env):
         if variable.value_from is not None:
             yield f"spec.engine.env[{index}].valueFrom: is not built yet: write the value of {variable.name} itself"
 
 
 def _of_every_fleet(spec: CacheAwarePoolSpec) -> Iterator[str]:
+    engine = spec.engine
+    if engine.type is not EngineType.TORCH:  # a sidecar is not ready before its engine tells a ledger
+        yield f"spec.engine.type: {engine.type} is not built yet: use Torch"
+    if engine.kv_cache.dtype is not KVCacheDtype.AUTO:
+        yield f"spec.engine.kvCache.dtype: {engine.kv_cache.dtype} is not built yet: use Auto, or leave it out"
     for index, tier in enumerate(spec.tiers):
         where = f"spec.tiers[{index}] ({tier.name})"
         if durations.milliseconds(tier.batching_window) > 0:

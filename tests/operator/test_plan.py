@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cacheaware_api import wire
 from cacheaware_operator.commands import (
     ReplicaPlace,
     engine_arguments,
@@ -13,10 +14,11 @@ from cacheaware_operator.commands import (
     sidecar_arguments,
     threads_per_engine,
 )
-from cacheaware_operator.fleet import Snapshot
+from cacheaware_operator.fleet import ReplicaSnapshot, Snapshot
 from cacheaware_operator.plan import Wanted, plan_engine, plan_pool
 
 MakeWanted = Callable[..., Wanted]
+MakeReplica = Callable[..., ReplicaSnapshot]
 
 PLACE = ReplicaPlace(
     name="chat-0",
@@ -96,3 +98,33 @@ def test_a_sidecar_is_told_where_everything_is() -> None:
         "--view-file=/run/view.json",
         "--secrets-dir=/run/secrets",
     )
+
+
+# -- numbers of views --------------------------------------------------------------------------------------------------
+
+
+def test_a_view_that_is_still_known_keeps_its_number(make_wanted: MakeWanted, make_replica: MakeReplica) -> None:
+    view = plan_pool(make_wanted(), Snapshot()).view
+    assert plan_pool(make_wanted(), Snapshot(view=view, replicas=(make_replica(number=1),))).view == view
+
+
+def test_a_number_that_a_replica_has_seen_is_not_used_again_when_the_last_view_is_lost(
+    make_wanted: MakeWanted, make_replica: MakeReplica
+) -> None:
+    snapshot = Snapshot(view=None, replicas=(make_replica("a", number=7), make_replica("b", number=5)))
+    assert plan_pool(make_wanted(), snapshot).view.revision.number == 8
+
+
+def test_a_view_that_was_set_back_overtakes_what_replicas_have(
+    make_wanted: MakeWanted, make_replica: MakeReplica
+) -> None:
+    old = plan_pool(make_wanted(), Snapshot()).view
+    snapshot = Snapshot(view=old, replicas=(make_replica(number=4),))
+    assert plan_pool(make_wanted(), snapshot).view.revision.number == 5
+
+
+def test_what_replicas_have_of_another_object_does_not_count(
+    make_wanted: MakeWanted, make_replica: MakeReplica
+) -> None:
+    snapshot = Snapshot(replicas=(make_replica(number=7),))
+    assert plan_pool(make_wanted(uid="uid-2"), snapshot).view.revision == wire.Revision("uid-2", 1)

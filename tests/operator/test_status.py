@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from cacheaware_api import wire
+from cacheaware_api.conditions import ConditionStatus, ConditionType, Reason
 from cacheaware_api.status import CacheAwarePoolStatus, Capacity, Condition
 from cacheaware_operator.fleet import PartName, PartSnapshot, PartState, ReplicaSnapshot, Snapshot
 from cacheaware_operator.plan import Wanted
-from cacheaware_operator.status import pool_status, written_status
+from cacheaware_operator.status import blocked_status, pool_status, written_status
+from cacheaware_operator.status_conditions import Finding
 
 MakeWanted = Callable[..., Wanted]
 MakeReplica = Callable[..., ReplicaSnapshot]
@@ -333,3 +335,66 @@ def test_figures_are_written_once_an_interval_and_decisions_at_once(
     assert written_status(written, decided, figures_due=False).revision == 2
     broken = status_of(make_wanted(), make_replica(ready=False), previous=written)
     assert told(written_status(written, broken, figures_due=False), "Ready")[0] == "False"
+
+
+def test_the_first_figures_are_written_at_once(make_wanted: MakeWanted, make_replica: MakeReplica) -> None:
+    none_yet = status_of(make_wanted(), make_replica(answers=False))
+    now = status_of(make_wanted(), make_replica(), previous=none_yet)
+    assert written_status(none_yet, now, figures_due=False).tiers[0].held_blocks == 0
+
+
+# -- a cluster's own words ---------------------------------------------------------------------------------------------
+
+CONFLICT = Finding(ConditionType.STALLED, ConditionStatus.TRUE, Reason.FIELD_CONFLICT, "somebody has it")
+
+
+def test_a_rollout_is_told_and_does_not_make_a_pool_unready(make_wanted: MakeWanted, make_replica: MakeReplica) -> None:
+    snapshot = Snapshot(replicas=(make_replica("a"), make_replica("b")), rollout="1 pod is being replaced")
+    status = pool_status(make_wanted(), wire.Revision("uid-1", 1), {"gold": 50, "bronze": 30}, snapshot, None, NOON)
+    assert told(status, "Reconciling") == ("True", "RollingOut")
+    assert told(status, "Ready") == ("True", "AllReplicasReady")
+
+
+def test_a_blocked_pool_keeps_its_figures_and_says_that_what_ran_still_serves(
+    make_wanted: MakeWanted, make_replica: MakeReplica
+) -> None:
+    before = status_of(make_wanted(), make_replica())
+    blocked = blocked_status(2, CONFLICT, 1, 1, before, NOON + timedelta(hours=1))
+    assert told(blocked, "Stalled") == ("True", "FieldConflict")
+    assert told(blocked, "Ready") == ("True", "AllReplicasReady")
+    assert told(blocked, "QuotaEnforced") == told(before, "QuotaEnforced")
+    assert blocked.tiers == before.tiers
+    assert blocked.observed_generation == 2
+    assert {each.observed_generation for each in blocked.conditions} == {2}
+    ready, quota = condition(blocked, "Ready"), condition(before, "Ready")
+    assert ready is not None
+    assert quota is not None
+    assert ready.last_transition_time == quota.last_transition_time
+
+
+@pytest.mark.parametrize(("replicas", "ready"), [(0, 0), (2, 1), (1, 0)])
+def test_a_blocked_pool_with_too_few_replicas_is_not_ready_for_that_reason(replicas: int, ready: int) -> None:
+    blocked = blocked_status(1, CONFLICT, replicas, ready, None, NOON)
+    assert told(blocked, "Ready") == ("False", "FieldConflict")
+    assert (blocked.replicas, blocked.ready_replicas) == (replicas, ready)
+
+
+def test_a_blocked_pool_is_never_reconciling_too(make_wanted: MakeWanted) -> None:
+    starting = status_of(make_wanted())
+    assert condition(starting, "Reconciling") is not None
+    assert condition(blocked_status(1, CONFLICT, 0, 0, starting, NOON), "Reconciling") is None
+
+
+def test_a_closer_look_counts_before_what_is_derived(make_wanted: MakeWanted, make_replica: MakeReplica) -> None:
+    stale = Finding(ConditionType.METRICS_FRESH, ConditionStatus.FALSE, Reason.STALE, "a is silent")
+    status = pool_status(
+        make_wanted(),
+        wire.Revision("uid-1", 1),
+        {"gold": 50, "bronze": 30},
+        Snapshot(replicas=(make_replica(),)),
+        None,
+        NOON,
+        overrides=[stale],
+    )
+    assert told(status, "MetricsFresh") == ("False", "Stale")
+    assert len(status.conditions) == len({each.type for each in status.conditions})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cacheaware_operator.plan import Wanted
-from cacheaware_operator.unbuilt import cluster_only, not_built_yet
+from cacheaware_operator.unbuilt import cluster_only, not_built_in_a_cluster, not_built_yet
 
 
 def with_field(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
@@ -86,3 +86,40 @@ def test_what_only_a_cluster_has_is_noticed_and_not_refused(
 
 def test_a_plain_pool_needs_no_word(make_wanted: Callable[..., Wanted]) -> None:
     assert cluster_only(make_wanted().spec) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        pytest.param("model.source", "pvc://models/tiny", id="volume"),
+        pytest.param("rebalancing", {"mode": "Auto"}, id="rebalancing"),
+        pytest.param(
+            "engine.env",
+            [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
+            id="variable from a secret",
+        ),
+    ],
+)
+def test_a_cluster_does_what_one_machine_cannot(
+    make_wanted: Callable[..., Wanted], spec: dict[str, Any], path: str, value: Any
+) -> None:
+    wanted = make_wanted(with_field(spec, path, value))
+    assert not_built_yet(wanted.spec)
+    assert not_built_in_a_cluster(wanted.spec) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        pytest.param("tiers.0.batchingWindow", "5ms", id="window"),
+        pytest.param("tiers.1.admission", "Reject", id="reject"),
+        pytest.param("engine.type", "VLLM", id="vllm"),
+    ],
+)
+def test_what_is_built_nowhere_is_refused_in_a_cluster_too(
+    make_wanted: Callable[..., Wanted], spec: dict[str, Any], path: str, value: Any
+) -> None:
+    wanted = make_wanted(with_field(spec | {"engine": {"type": "Torch"}}, path, value))
+    (sentence,) = not_built_in_a_cluster(wanted.spec)
+    assert path.rsplit(".", 1)[-1] in sentence
+    assert "not built yet" in sentence

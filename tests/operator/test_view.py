@@ -1,10 +1,12 @@
 """The view is the spec with defaults filled in, and its number grows only when that changes."""
 
 import copy
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,3 +109,49 @@ def test_a_new_text_of_a_public_prefix_is_a_new_revision(
     wanted = make_wanted(spec)
     first = view_of(wanted.spec)
     assert view_of(wanted.spec, first, text="new text").revision.number == 2
+
+
+# -- shares ------------------------------------------------------------------------------------------------------------
+
+
+def moved(view: wire.View, **effective: int) -> wire.View:
+    """The view after rebalancing gave these shares."""
+    tiers = tuple(dataclasses.replace(tier, effective_percent=effective[tier.name]) for tier in view.tiers)
+    return dataclasses.replace(view, tiers=tiers)
+
+
+@pytest.fixture
+def rebalanced(spec: dict[str, Any]) -> dict[str, Any]:
+    return spec | {"rebalancing": {"mode": "Auto"}}
+
+
+def test_shares_that_moved_stay_through_a_restart(
+    make_wanted: Callable[..., Wanted], rebalanced: dict[str, Any]
+) -> None:
+    wanted = make_wanted(rebalanced).spec
+    view = moved(view_of(wanted), gold=60, bronze=20)
+    assert shares_in_force(wanted, view) == {"gold": 60, "bronze": 20}
+
+
+def test_shares_keep_their_distance_from_nominal_through_an_edit(
+    make_wanted: Callable[..., Wanted], rebalanced: dict[str, Any]
+) -> None:
+    view = moved(view_of(make_wanted(rebalanced).spec), gold=60, bronze=20)
+    rebalanced["tiers"][0]["quota"]["nominalPercent"] = 40
+    assert shares_in_force(make_wanted(rebalanced).spec, view) == {"gold": 50, "bronze": 20}
+
+
+def test_a_share_keeps_within_the_bounds_of_the_edit(
+    make_wanted: Callable[..., Wanted], rebalanced: dict[str, Any]
+) -> None:
+    view = moved(view_of(make_wanted(rebalanced).spec), gold=60, bronze=20)
+    rebalanced["tiers"][0]["quota"]["borrowingLimitPercent"] = 5
+    assert shares_in_force(make_wanted(rebalanced).spec, view) == {"gold": 55, "bronze": 25}
+
+
+def test_without_rebalancing_shares_are_nominal_whatever_they_were(
+    make_wanted: Callable[..., Wanted], spec: dict[str, Any]
+) -> None:
+    wanted = make_wanted(spec).spec
+    view = moved(view_of(wanted), gold=60, bronze=20)
+    assert shares_in_force(wanted, view) == {"gold": 50, "bronze": 30}
