@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     settings = parse(arguments, os.environ)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of every event it passes on
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it misses the signals, which are ours
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody asked for
     try:
         credentials = Credentials.load(settings.kubeconfig)

@@ -3,12 +3,16 @@
 All are event handlers, which keep no state: kopf writes no annotation, no finalizer and no status into any object, and
 a restart is no change. A stream that breaks, goes silent or is told 410 is listed and begun anew by kopf; one that
 fails for good ends `watch` with its error, and the process with it.
+
+kopf has a thread and an event loop to itself: at its end it cancels every task of its loop that is younger than itself,
+and in the main thread it would take SIGTERM for its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import concurrent.futures
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import kopf
@@ -22,6 +26,8 @@ _SERVER_SECONDS, _CLIENT_SECONDS = 240, 270
 # Types of Secrets that hold nobody's API keys, and of which there are many.
 _OTHER_SECRETS = "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"
 
+Saw = Callable[[Kind, Object, bool], None]  # the last: whether it is gone
+
 
 class Loop(Protocol):
     @property
@@ -30,37 +36,53 @@ class Loop(Protocol):
     def saw(self, kind: Kind, written: Object, *, gone: bool) -> None: ...
 
 
-async def watch(
-    loop: Loop, credentials: Credentials, namespaces: Collection[str], stop: asyncio.Event, ready: asyncio.Event
-) -> None:
-    """Until `stop`, or until a watch fails for good, with its error."""
-    await kopf.operator(
-        registry=_registry(loop, credentials),
-        settings=_settings(loop.kinds),
-        standalone=True,
-        clusterwide=not namespaces,
-        namespaces=list(namespaces),
-        stop_flag=stop,
-        ready_flag=ready,
-    )
+async def watch(loop: Loop, credentials: Credentials, namespaces: Collection[str]) -> None:
+    """Until cancelled, or until a watch fails for good, with its error. No namespaces: the whole cluster."""
+    here = asyncio.get_running_loop()
+
+    def saw(kind: Kind, written: Object, gone: bool) -> None:
+        here.call_soon_threadsafe(lambda: loop.saw(kind, written, gone=gone))
+
+    cancel: concurrent.futures.Future[Callable[[], object]] = concurrent.futures.Future()
+
+    async def operator() -> None:
+        own, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        cancel.set_result(lambda: own.call_soon_threadsafe(task.cancel))
+        await kopf.operator(
+            registry=_registry(loop.kinds, saw, credentials),
+            settings=_settings(loop.kinds),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=list(namespaces),
+        )
+
+    thread = asyncio.create_task(asyncio.to_thread(asyncio.run, operator()))
+    try:
+        await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        if not thread.done():
+            (await asyncio.wrap_future(cancel))()
+            await asyncio.wait({thread})
+        raise
 
 
-def _registry(loop: Loop, credentials: Credentials) -> kopf.OperatorRegistry:
+def _registry(kinds: Collection[Kind], saw: Saw, credentials: Credentials) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
     def login(**_: Any) -> kopf.ConnectionInfo:
         return _connection(credentials)
 
-    for kind in loop.kinds:
-        _on_change(registry, loop, kind)
+    for kind in kinds:
+        _on_change(registry, saw, kind)
     return registry
 
 
-def _on_change(registry: kopf.OperatorRegistry, loop: Loop, kind: Kind) -> None:
+def _on_change(registry: kopf.OperatorRegistry, saw: Saw, kind: Kind) -> None:
     @kopf.on.event(*_name(kind), registry=registry, id=f"{kind.plural}.{kind.group}")
     async def changed(event: kopf.RawEvent, **_: Any) -> None:
-        loop.saw(kind, event["object"], gone=event["type"] == "DELETED")
+        saw(kind, event["object"], event["type"] == "DELETED")
 
 
 def _settings(kinds: Collection[Kind]) -> kopf.OperatorSettings:

@@ -92,7 +92,7 @@ class OperatorProcess:
     async def _lead(
         self, api: KubernetesApi, session: aiohttp.ClientSession, leadership: Leadership, stop: asyncio.Event
     ) -> int:
-        settings, end = self._settings, asyncio.Event()
+        settings = self._settings
         cluster = Cluster(
             api=api,
             store=ClusterStore(),
@@ -107,7 +107,7 @@ class OperatorProcess:
         async def act() -> None:
             await _prepared(loop)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(handlers.watch(loop, self._credentials, settings.namespaces, end, asyncio.Event()))
+                tasks.create_task(handlers.watch(loop, self._credentials, settings.namespaces))
                 tasks.create_task(loop.run())
 
         stopping = asyncio.create_task(stop.wait())
@@ -120,7 +120,6 @@ class OperatorProcess:
                     log.error("the operator ends: %s", self._fault, exc_info=task.exception())
             return 0 if self._fault is None else 1
         finally:
-            end.set()
             tasks: list[asyncio.Task[Any]] = [stopping, *work]
             for task in tasks:
                 task.cancel()
