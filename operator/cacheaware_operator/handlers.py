@@ -25,6 +25,7 @@ from cacheaware_operator.kubernetes_credentials import Credentials
 _SERVER_SECONDS, _CLIENT_SECONDS = 240, 270
 # Types of Secrets that hold nobody's API keys, and of which there are many.
 _OTHER_SECRETS = "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token"
+_CLOSING_SECONDS = 0.25  # TLS connections close on the loop, after aiohttp's session said that it is closed
 
 Saw = Callable[[Kind, Object, bool], None]  # the last: whether it is gone
 
@@ -49,13 +50,16 @@ async def watch(loop: Loop, credentials: Credentials, namespaces: Collection[str
         own, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         cancel.set_result(lambda: own.call_soon_threadsafe(task.cancel))
-        await kopf.operator(
-            registry=_registry(loop.kinds, saw, credentials),
-            settings=_settings(loop.kinds),
-            standalone=True,
-            clusterwide=not namespaces,
-            namespaces=list(namespaces),
-        )
+        try:
+            await kopf.operator(
+                registry=_registry(loop.kinds, saw, credentials),
+                settings=_settings(loop.kinds),
+                standalone=True,
+                clusterwide=not namespaces,
+                namespaces=list(namespaces),
+            )
+        finally:
+            await asyncio.sleep(_CLOSING_SECONDS)
 
     thread = asyncio.create_task(asyncio.to_thread(asyncio.run, operator()))
     try:
