@@ -52,12 +52,12 @@ class Reason(StrEnum):
     SECRET_NOT_FOUND = "SecretNotFound"
     SECRET_INVALID = "SecretInvalid"
     CONFIG_MAP_NOT_FOUND = "ConfigMapNotFound"
-    MODEL_NOT_LOADED = "ModelNotLoaded"
     CRASH_LOOP = "CrashLoop"
 
     # QuotaEnforced
     ENFORCED_BY_ENGINE = "EnforcedByEngine"
     ESTIMATE_ONLY = "EstimateOnly"
+    CAPACITY_UNKNOWN = "CapacityUnknown"  # as EstimateOnly, and not even the size of the cache is known
     QUOTA_REFUSED = "QuotaRefused"
 
     # IdentityEnforced
@@ -78,8 +78,6 @@ class Reason(StrEnum):
     # PrefixCachingEffective
     HITS_SEEN = "HitsSeen"
     NO_HITS = "NoHits"
-    BLOCK_TOO_LARGE = "BlockTooLarge"
-    CACHING_OFF = "CachingOff"
 
     # PublicPrefixesResident
     RESIDENT = "Resident"
