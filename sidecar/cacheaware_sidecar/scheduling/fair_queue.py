@@ -1,0 +1,275 @@
+"""The order of waiting requests: weighted shares, then warm prompts and deadlines, then priority. Pure; told the time.
+
+Each tier has an account of the engine work it was given, divided by its weight, and each tenant one inside its tier.
+The share that got least goes next, so backlogged tiers get work in the ratio of their weights, whatever they ask for; a
+share that was away neither saves up work nor owes any. How far a share is behind the least served one is its deficit.
+
+Inside a tenant, the request whose first token is due first goes next. Of `run` picks, all but one may go instead to the
+request of which most is cached (`warmth`), among the `lookahead` first ones: the prefix is read while it is there.
+
+A request past half of its time to first token goes before all others, in the order of deadlines. What it takes is
+charged like anything else, and a share may run at most `urgency_credit` ahead of the least served one: a tier whose
+promises are too tight for its load would otherwise own the engine.
+
+The bounds that follow are derived in docs/designs/0003-scheduling.md. Pushing, picking and removing take
+O(log waiting) comparisons, and picking `lookahead` calls of `warmth`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import heapq
+from collections.abc import Callable, Collection, Mapping
+
+from cacheaware_sidecar.scheduling.requests import Terms, Waiting
+
+URGENCY_CREDIT = 8192.0  # tokens of engine work over weight: a few requests
+RUN = 4
+LOOKAHEAD = 32
+_URGENT_LOOKED_AT = (
+    16  # tenants of a tier whose urgent requests are looked at, when the first ones are over their credit
+)
+
+Warmth = Callable[[Waiting], float]
+
+_Entry = tuple[float, float, int, Waiting]  # due, arrival, number: unique before the request is compared
+
+
+@dataclasses.dataclass(slots=True)
+class _Tenant:
+    name: str
+    served: float
+    entries: list[_Entry] = dataclasses.field(default_factory=list)  # sorted
+    version: int = 0  # of its place in the tier's heaps; anything else there is out of date
+    announced: int | None = None  # the number of its first request, as of the last time that one changed
+    since_first: int = 0  # picks since the one due first was picked
+
+
+@dataclasses.dataclass(slots=True)
+class _Tier:
+    """`by_account` orders its waiting tenants by account, `becoming` by when their first request becomes urgent, and
+    `urgent` those whose request is by when it is due. Entries that are out of date are dropped when they come up.
+    """
+
+    terms: Terms
+    served: float
+    started: float = 0.0  # account of the least served waiting tenant, as of the last pick: where newcomers start
+    waiting: int = 0
+    tenants: dict[str, _Tenant] = dataclasses.field(default_factory=dict)
+    by_account: list[tuple[float, float, int, int, _Tenant]] = dataclasses.field(default_factory=list)
+    becoming: list[tuple[float, int, _Tenant]] = dataclasses.field(default_factory=list)
+    urgent: list[tuple[float, int, _Tenant]] = dataclasses.field(default_factory=list)
+
+    def place(self, tenant: _Tenant) -> None:
+        """Its account or its first request has changed."""
+        tenant.version += 1
+        if not tenant.entries:
+            return
+        due, _, number, request = tenant.entries[0]
+        heapq.heappush(self.by_account, (tenant.served, due, number, tenant.version, tenant))
+        if tenant.announced != number:
+            tenant.announced = number
+            heapq.heappush(self.becoming, (request.urgent_at, number, tenant))
+        most = 4 * len(self.tenants) + 64
+        if len(self.by_account) > most:
+            self.by_account = [item for item in self.by_account if item[4].version == item[3]]
+            heapq.heapify(self.by_account)
+        if len(self.becoming) > most:
+            self.becoming = list({item[2].name: item for item in self.becoming if _is_first(item)}.values())
+            heapq.heapify(self.becoming)
+
+    def least(self) -> _Tenant:
+        """The least served tenant that waits; there is one."""
+        while self.by_account[0][4].version != self.by_account[0][3]:
+            heapq.heappop(self.by_account)
+        return self.by_account[0][4]
+
+    def most_urgent(self, now: float, most_served: float) -> _Entry | None:
+        """Of the tenants that were served no more than that, the urgent request that is due first."""
+        while self.becoming and self.becoming[0][0] <= now:
+            item = heapq.heappop(self.becoming)
+            if _is_first(item):
+                _, number, tenant = item
+                heapq.heappush(self.urgent, (tenant.entries[0][0], number, tenant))
+        passed_over: list[tuple[float, int, _Tenant]] = []
+        found = None
+        while self.urgent and len(passed_over) < _URGENT_LOOKED_AT:
+            item = heapq.heappop(self.urgent)
+            if not _is_first(item):
+                continue
+            passed_over.append(item)
+            if item[2].served <= most_served:
+                found = item[2].entries[0]
+                break
+        for item in passed_over:
+            heapq.heappush(self.urgent, item)
+        return found
+
+
+def _is_first(item: tuple[float, int, _Tenant]) -> bool:
+    """Whether the entry still stands for the first request of its tenant."""
+    entries = item[2].entries
+    return bool(entries) and entries[0][2] == item[1]
+
+
+class FairQueue:
+    def __init__(
+        self,
+        *,
+        urgency_credit: float = URGENCY_CREDIT,
+        run: int = RUN,
+        lookahead: int = LOOKAHEAD,
+        warmth: Warmth | None = None,
+    ) -> None:
+        self._credit = urgency_credit
+        self._run = run
+        self._lookahead = lookahead
+        self._warmth = warmth
+        self._tiers: dict[str, _Tier] = {}
+        self._entries: dict[str, _Entry] = {}
+        self._started = 0.0
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
+
+    def waiting(self, tier: str) -> int:
+        known = self._tiers.get(tier)
+        return 0 if known is None else known.waiting
+
+    def set_terms(self, terms: Mapping[str, Terms]) -> None:
+        """New weights and priorities. A tier that is gone keeps its old ones until its last request has left."""
+        for name, tier in list(self._tiers.items()):
+            if name in terms:
+                tier.terms = terms[name]
+            elif not tier.waiting:
+                del self._tiers[name]
+        for name in terms.keys() - self._tiers.keys():
+            self._tiers[name] = _Tier(terms[name], self._started)
+
+    def terms_of(self, tier: str) -> Terms:
+        known = self._tiers.get(tier)
+        return Terms() if known is None else known.terms
+
+    # -- coming and leaving --------------------------------------------------------------------------------------------
+
+    def push(self, request: Waiting, *, returns: bool = False) -> None:
+        """A request that `returns` was set aside: its share is not new, and keeps the account that it had."""
+        if request.id in self._entries:
+            raise ValueError(f"request {request.id} waits already")
+        tier = self._tiers.setdefault(request.tier, _Tier(Terms(), self._started))
+        tenant = tier.tenants.get(request.tenant)
+        if tenant is None:
+            tenant = tier.tenants[request.tenant] = _Tenant(request.tenant, tier.started)
+        if not tier.waiting and not returns:
+            tier.served = max(tier.served, self._started)
+        if not tenant.entries and not returns:
+            tenant.served = max(tenant.served, tier.started)
+        self._number += 1
+        entry = (request.due, request.arrived, self._number, request)
+        bisect.insort(tenant.entries, entry)
+        tier.waiting += 1
+        self._entries[request.id] = entry
+        if tenant.entries[0] is entry:
+            tier.place(tenant)
+
+    def remove(self, request_id: str) -> bool:
+        """Take a request out; False if it does not wait here."""
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return False
+        request = entry[3]
+        tier = self._tiers[request.tier]
+        tenant = tier.tenants[request.tenant]
+        where = bisect.bisect_left(tenant.entries, entry)
+        del tenant.entries[where]
+        tier.waiting -= 1
+        if where == 0:
+            tier.place(tenant)
+        self._level(tier)
+        return True
+
+    # -- picking -------------------------------------------------------------------------------------------------------
+
+    def peek(self, now: float, closed: Collection[str] = ()) -> Waiting | None:
+        """The next request among the tiers that are not `closed`; None: none of those waits."""
+        open_tiers = [(name, tier) for name, tier in self._tiers.items() if tier.waiting and name not in closed]
+        if not open_tiers:
+            return None
+        least = min(tier.served for _, tier in open_tiers)
+        urgent = self._most_urgent(now, [tier for _, tier in open_tiers], least)
+        if urgent is not None:
+            return urgent
+        _, tier = min(open_tiers, key=lambda item: (item[1].served, -item[1].terms.priority, item[0]))
+        return self._of_tenant(tier.least())
+
+    def take(self, request: Waiting, cost: float, closed: Collection[str] = ()) -> None:
+        """`peek` named it, and it goes: its cost is charged."""
+        tier = self._tiers[request.tier]
+        tenant = tier.tenants[request.tenant]
+        self._started = max(
+            self._started, min(t.served for name, t in self._tiers.items() if t.waiting and name not in closed)
+        )
+        tier.started = max(tier.started, tier.least().served)
+        tenant.since_first = 0 if tenant.entries[0][3] is request else tenant.since_first + 1
+        self.charge(request.tier, request.tenant, cost)
+        self.remove(request.id)
+
+    def charge(self, tier: str, tenant: str, cost: float) -> None:
+        """Add work to an account, or give some back (negative) where less was used than expected.
+
+        Nothing is given back below the level that newcomers start at: they would be overtaken for no fault of theirs.
+        """
+        account = self._tiers.get(tier)
+        if account is None:
+            return  # the tier has left the view meanwhile
+        account.served = _moved(account.served, cost / account.terms.weight, self._started)
+        share = account.tenants.get(tenant)
+        if share is not None:
+            share.served = _moved(share.served, cost, account.started)
+            account.place(share)
+
+    def _of_tenant(self, tenant: _Tenant) -> Waiting:
+        first = tenant.entries[0][3]
+        if self._warmth is None or len(tenant.entries) == 1 or tenant.since_first >= self._run - 1:
+            return first
+        best, warmest = first, self._warmth(first)
+        for _, _, _, request in tenant.entries[1 : self._lookahead]:
+            warmth = self._warmth(request)
+            if warmth > warmest:
+                best, warmest = request, warmth
+        return best
+
+    def _most_urgent(self, now: float, tiers: list[_Tier], least: float) -> Waiting | None:
+        best: tuple[tuple[float, int, int], Waiting] | None = None
+        for tier in tiers:
+            if tier.served > least + self._credit:
+                continue
+            entry = tier.most_urgent(now, tier.least().served + self._credit)
+            if entry is not None:
+                due, _, number, request = entry
+                rank = (due, -tier.terms.priority, number)
+                if best is None or rank < best[0]:
+                    best = (rank, request)
+        return None if best is None else best[1]
+
+    def _level(self, tier: _Tier) -> None:
+        """Where nobody waits any more, nobody is owed: the next ones start level. Then forget tenants that are gone."""
+        if not tier.waiting:
+            tier.started = max(tier.started, *(tenant.served for tenant in tier.tenants.values()))
+        if not self._entries:
+            self._started = max(self._started, *(tier.served for tier in self._tiers.values()))
+        # An idle tenant that owes nothing would start at `started` anyway. Swept now and then: O(1) amortised.
+        if len(tier.tenants) < 64 or len(tier.tenants) < 2 * tier.waiting:
+            return
+        for name, tenant in list(tier.tenants.items()):
+            if not tenant.entries and tenant.served <= tier.started:
+                del tier.tenants[name]
+
+
+def _moved(served: float, by: float, floor: float) -> float:
+    return served + by if by >= 0 else max(served + by, min(served, floor))

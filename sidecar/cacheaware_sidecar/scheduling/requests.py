@@ -1,0 +1,124 @@
+"""What a request is to the scheduler, what the scheduler knows of tiers and of the engine, and what it decides.
+
+Times are seconds of the scheduler's clock; tokens are estimates until the engine has counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+LONGEST_WAIT = 30.0  # seconds after which a request that was promised nothing counts as urgent
+
+
+class FlushReason(StrEnum):
+    """Why a request was let go when it was. All but the first were held for company."""
+
+    NOT_HELD = "not-held"
+    PREFIX_READY = "prefix-ready"  # the request that computes the common prefix has its first token, or is gone
+    WINDOW = "window"  # the tier's batchingWindow is over
+    SLACK = "slack"  # waiting longer would endanger its time to first token
+    GROUP_FULL = "group-full"  # enough company has come
+    NOT_BUSY = "not-busy"  # the engine has room for it: waiting gains nothing
+    IDLE = "idle"  # an idle engine holds nothing
+    NO_GAIN = "no-gain"  # company no longer pays, or comes too seldom
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Terms:
+    """What the scheduler needs to know of a tier."""
+
+    weight: int = 1
+    priority: int = 0
+    window: float = 0.0  # batchingWindow: the longest that a request is held for company
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that waits for the engine.
+
+    `chunks` are chained digests of how its prompt starts: two requests share the leading chunks that are equal, and may
+    share nothing else (sharing scopes are part of the chain). A chunk is about `chunk_tokens` tokens long.
+    """
+
+    id: str
+    tier: str
+    tenant: str
+    arrived: float
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0  # expected, of all its sequences
+    deadline: float | None = None  # when its first token is due; None: nothing was promised
+    chunks: tuple[bytes, ...] = ()
+    chunk_tokens: float = 16.0
+    conversation: str | None = None
+    sequences: int = 1
+    streams: bool = True  # its first token will be seen when it comes
+    size: int = 0  # bytes that it holds while it waits
+
+    @property
+    def urgent_at(self) -> float:
+        """Half of its time to first token is gone."""
+        if self.deadline is None:
+            return self.arrived + LONGEST_WAIT
+        return self.arrived + (self.deadline - self.arrived) / 2
+
+    @property
+    def due(self) -> float:
+        return math.inf if self.deadline is None else self.deadline
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One request that goes now. `queued` and `held` are the seconds that it waited for its turn, and for company."""
+
+    request: Waiting
+    queued: float
+    held: float = 0.0
+    flush_reason: FlushReason = FlushReason.NOT_HELD
+    group: str | None = None  # those that share a prefix worth reading once have the same one
+    predicted_tokens: int = 0  # of its prompt that are probably cached
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """Who goes now, in order, and when to ask again if nothing happens until then."""
+
+    dispatches: tuple[Dispatch, ...] = ()
+    wake_at: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slots:
+    """How many sequences the engine runs at once, and what each tier may always have of them."""
+
+    total: int = 32  # the Torch engine's default of --max-num-seqs
+    nominal: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+def _anyone(request: Waiting) -> bool:
+    return True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineView:
+    """What is known of the engine at this moment, besides what the scheduler itself has sent there.
+
+    `admits` is asked in the order of dispatch, once for each candidate of a round: where the sidecar keeps the account
+    of blocks by estimate, it says whether a request fits, and counts it if it does. An engine that keeps its own
+    account admits by itself; `waiting` is then how many requests wait inside it.
+    """
+
+    slots: Slots = Slots()
+    waiting: int = 0
+    admits: Callable[[Waiting], bool] = _anyone
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Used:
+    """What the engine counted for a request that has ended."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None = None  # None: the engine does not say
