@@ -33,7 +33,9 @@ class Capacity(StatusModel):
     min_blocks: Count = Field(description="Usable blocks of the replica that has fewest.")
     max_blocks: Count = Field(description="Usable blocks of the replica that has most.")
     block_size: Count = Field(description="Tokens that one block holds.")
-    bytes_per_token: Count = Field(description="Bytes that the keys and values of one token take.")
+    bytes_per_token: Count | None = Field(
+        default=None, description="Bytes that the keys and values of one token take. Absent: the engine does not say."
+    )
 
 
 class TierStatus(StatusModel):

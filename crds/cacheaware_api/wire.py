@@ -256,7 +256,7 @@ class Ledger:
     sequence: int
     revision: Revision | None
     block_size: int
-    bytes_per_token: int
+    bytes_per_token: int | None  # absent: the engine does not say
     capacity: int
     free: int
     public: PublicLedger

@@ -12,7 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from cacheaware_sidecar import metrics as pages
-from cacheaware_sidecar.engine_link import EngineLink
+from cacheaware_sidecar.engine_state import EngineState
 from cacheaware_sidecar.errors import MethodNotAllowed, NotFound, Reason, Refusal, error_body
 from cacheaware_sidecar.gate import Gate
 from cacheaware_sidecar.metrics import Metrics
@@ -40,7 +40,7 @@ _ENGINE_PAGE_SECONDS = 2.0
 
 def create_app(
     proxy: Proxy,
-    link: EngineLink,
+    state: EngineState,
     gate: Gate,
     traffic: Traffic,
     metrics: Metrics,
@@ -51,7 +51,7 @@ def create_app(
 
     async def health(request: web.Request) -> web.Response:
         """As an engine's: whether requests can be answered."""
-        return readiness(link, traffic)
+        return readiness(state, traffic)
 
     async def alive(request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -73,12 +73,12 @@ def create_app(
     return app
 
 
-def readiness(link: EngineLink, traffic: Traffic) -> web.Response:
+def readiness(state: EngineState, traffic: Traffic) -> web.Response:
     if traffic.draining:
         return web.json_response({"status": "draining"}, status=503)
-    if not link.healthy:
-        return web.json_response({"status": "engine not ready", "reason": link.health_reason}, status=503)
-    if not link.ready:
+    if not state.healthy:
+        return web.json_response({"status": "engine not ready", "reason": state.health_reason}, status=503)
+    if not state.ready:
         return web.json_response({"status": "view not applied by the engine yet"}, status=503)
     return web.json_response({"status": "ok"})
 

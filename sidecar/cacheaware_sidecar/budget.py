@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from cacheaware_api import wire
+from cacheaware_sidecar.block_budget import BlockBudget, Demand
 
 DEFAULT_SLOTS = 32  # the Torch engine's default of --max-num-seqs
 
@@ -55,8 +56,11 @@ class Reservation:
 
 
 class SlotBudget:
-    def __init__(self, slots: Slots | None = None) -> None:
+    """`blocks` is given where the engine keeps no account of blocks: then they are counted here too."""
+
+    def __init__(self, slots: Slots | None = None, blocks: BlockBudget | None = None) -> None:
         self.slots = slots or Slots()
+        self.blocks = blocks
         self._requests: dict[str, Reservation] = {}
         self._sequences: dict[str, int] = {}  # by tier
         self._total = 0
@@ -77,9 +81,11 @@ class SlotBudget:
         """A request of several sequences may overshoot the total: the engine queues what it cannot run yet."""
         return self._total < self.slots.total or self.in_flight(tier) < self.slots.nominal.get(tier, 0)
 
-    def reserve(self, request_id: str, tier: str, sequences: int) -> Reservation:
+    def reserve(self, request_id: str, tier: str, sequences: int, demand: Demand | None = None) -> Reservation:
         if request_id in self._requests:
             raise ValueError(f"request {request_id} is in flight already")
+        if self.blocks is not None and demand is not None:
+            self.blocks.hold(request_id, tier, demand)
         reservation = Reservation(self, request_id, tier, sequences)
         self._requests[request_id] = reservation
         self._sequences[tier] = self.in_flight(tier) + sequences
@@ -90,9 +96,13 @@ class SlotBudget:
         assert self._total == sum(self._sequences.values()) >= 0
         assert self._total == sum(reservation.sequences for reservation in self._requests.values())
         assert all(count > 0 for count in self._sequences.values())
+        if self.blocks is not None:
+            self.blocks.check_integrity()
 
     def _give_back(self, reservation: Reservation) -> None:
         del self._requests[reservation.request_id]
+        if self.blocks is not None:
+            self.blocks.release(reservation.request_id)
         self._total -= reservation.sequences
         left = self._sequences[reservation.tier] - reservation.sequences
         if left:

@@ -10,7 +10,7 @@ from aiohttp import web
 from cacheaware_api import wire
 from cacheaware_sidecar import metrics as pages
 from cacheaware_sidecar.app import plain_errors, readiness
-from cacheaware_sidecar.engine_link import EngineLink
+from cacheaware_sidecar.engine_state import EngineState
 from cacheaware_sidecar.errors import BadRequest, Reason, Refusal, Unauthorized
 from cacheaware_sidecar.explain import KEPT, Decisions
 from cacheaware_sidecar.metrics import Metrics
@@ -40,7 +40,7 @@ def create_control_app(
     *,
     views: ViewSource,
     secrets: Callable[[], Secrets],
-    link: EngineLink,
+    state: EngineState,
     traffic: Traffic,
     metrics: Metrics,
     decisions: Decisions,
@@ -87,7 +87,7 @@ def create_control_app(
         return web.json_response({"status": "ok"})
 
     async def ready(request: web.Request) -> web.Response:
-        return readiness(link, traffic)
+        return readiness(state, traffic)
 
     app = web.Application(middlewares=[plain_errors, token_needed])
     app.router.add_put("/pool/view", put_view)

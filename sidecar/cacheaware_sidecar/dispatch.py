@@ -7,7 +7,7 @@ soon as the engine has room and the queue says it is its turn, and nothing is he
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from cacheaware_sidecar.budget import Reservation, SlotBudget, Slots
@@ -83,8 +83,9 @@ class Dispatcher:
     def next_batch(self, now: float) -> tuple[Dispatch, ...]:
         """Everything that goes to the engine now, in order. The caller sends them and releases each reservation."""
         batch = []
-        while (request := self.queue.pop(now, self.budget.has_room)) is not None:
-            reservation = self.budget.reserve(request.id, request.tier, request.sequences)
+        admits = self._admission()
+        while (request := self.queue.pop(now, self.budget.has_room, admits)) is not None:
+            reservation = self.budget.reserve(request.id, request.tier, request.sequences, request.demand)
             batch.append(Dispatch(request, reservation, queued=max(0.0, now - request.arrived)))
         if batch:
             self._note_pace(now, len(batch))
@@ -97,6 +98,13 @@ class Dispatcher:
     def expected_wait(self) -> float:
         """About how long a new request would wait, in seconds; what a client is told to wait before it tries again."""
         return min(_LONGEST_RETRY, max(1.0, len(self.queue) * (self._between or 0.0)))
+
+    def _admission(self) -> Callable[[Waiting], bool]:
+        """Who may go in this round, as far as blocks decide it: where the engine keeps their account, it decides."""
+        if self.budget.blocks is None:
+            return lambda request: True
+        admits = self.budget.blocks.admission()
+        return lambda request: admits(request.tier, request.demand)
 
     def _note_pace(self, now: float, dispatched: int) -> None:
         if self._last is not None and len(self.queue):

@@ -19,6 +19,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 
+from cacheaware_sidecar.block_budget import Demand
+
 URGENCY_CREDIT = 8192.0  # tokens of engine work over weight: a few requests
 
 
@@ -42,6 +44,7 @@ class Waiting:
     deadline: float | None = None  # when its first token is due; None: nothing was promised
     sequences: int = 1
     size: int = 0  # bytes that it holds while it waits
+    demand: Demand | None = None  # of KV blocks, where admission goes by estimate
 
     @property
     def urgent_at(self) -> float:
@@ -141,23 +144,37 @@ class FairQueue:
         self._level(tier)
         return True
 
-    def pop(self, now: float, eligible: Callable[[str], bool] = lambda tier: True) -> Waiting | None:
-        """The next request among the tiers that are `eligible`; its cost is charged. None: none of those waits."""
-        tiers = [(name, tier) for name, tier in self._tiers.items() if tier.waiting and eligible(name)]
-        if not tiers:
-            return None
-        least = min(tier.served for _, tier in tiers)
-        chosen = self._most_urgent(now, [tier for _, tier in tiers], least)
-        if chosen is None:
-            _, tier = min(tiers, key=lambda item: (item[1].served, -item[1].terms.priority, item[0]))
-            tenant = min(tier.backlogged(), key=lambda tenant: (tenant.served, tenant.entries[0][:3]))
-            chosen = tenant.entries[0][3]
-        self._started = max(self._started, least)
-        tier = self._tiers[chosen.tier]
-        tier.started = max(tier.started, min(tenant.served for tenant in tier.backlogged()))
-        self.charge(chosen.tier, chosen.tenant, chosen.cost)
-        self.remove(chosen.id)
-        return chosen
+    def pop(
+        self,
+        now: float,
+        eligible: Callable[[str], bool] = lambda tier: True,
+        admits: Callable[[Waiting], bool] = lambda request: True,
+    ) -> Waiting | None:
+        """The next request among the tiers that are `eligible`; its cost is charged. None: none of those waits.
+
+        A tier whose next request is not admitted is passed over: within a tier nobody overtakes.
+        """
+        tiers = {name: tier for name, tier in self._tiers.items() if tier.waiting and eligible(name)}
+        while tiers:
+            least = min(tier.served for tier in tiers.values())
+            chosen = self._next(now, tiers, least)
+            if admits(chosen):
+                self._started = max(self._started, least)
+                tier = tiers[chosen.tier]
+                tier.started = max(tier.started, min(tenant.served for tenant in tier.backlogged()))
+                self.charge(chosen.tier, chosen.tenant, chosen.cost)
+                self.remove(chosen.id)
+                return chosen
+            del tiers[chosen.tier]
+        return None
+
+    def _next(self, now: float, tiers: Mapping[str, _Tier], least: float) -> Waiting:
+        urgent = self._most_urgent(now, list(tiers.values()), least)
+        if urgent is not None:
+            return urgent
+        _, tier = min(tiers.items(), key=lambda item: (item[1].served, -item[1].terms.priority, item[0]))
+        tenant = min(tier.backlogged(), key=lambda tenant: (tenant.served, tenant.entries[0][:3]))
+        return tenant.entries[0][3]
 
     def charge(self, tier: str, tenant: str, cost: float) -> None:
         """Add work to an account, or give some back (negative) where less was used than expected.

@@ -67,10 +67,13 @@ class Metrics:
 
 
 class LedgerCollector(Collector):
-    """The engine's accounts, from its last ledger."""
+    """The engine's accounts, from its last ledger. Of an `estimated` one only what is known: an estimate sees no idle
+    blocks, and nothing that the engine drops or sends back.
+    """
 
-    def __init__(self, ledger: Callable[[], wire.Ledger | None]) -> None:
+    def __init__(self, ledger: Callable[[], wire.Ledger | None], *, estimated: bool = False) -> None:
         self._ledger = ledger
+        self._estimated = estimated
 
     def collect(self) -> Iterator[Metric]:
         ledger = self._ledger()
@@ -90,8 +93,9 @@ class LedgerCollector(Collector):
         preempted = CounterMetricFamily("cacheaware_preemptions", "Requests sent back to wait.", labels=["tier"])
         for name, tier in ledger.tiers.items():
             blocks.add_metric([name, "held"], tier.held)
-            blocks.add_metric([name, "cached"], tier.cached)
-            blocks.add_metric([name, "lapsed"], tier.lapsed)
+            if not self._estimated:
+                blocks.add_metric([name, "cached"], tier.cached)
+                blocks.add_metric([name, "lapsed"], tier.lapsed)
             shares.add_metric([name, "nominal"], tier.nominal)
             shares.add_metric([name, "effective"], tier.effective)
             shares.add_metric([name, "limit"], tier.limit)
@@ -100,7 +104,9 @@ class LedgerCollector(Collector):
             evicted.add_metric([name], tier.evicted_total)
             reclaimed.add_metric([name], tier.reclaimed_total)
             preempted.add_metric([name], tier.preempted_total)
-        yield from (blocks, shares, borrowed, lent, evicted, reclaimed, preempted)
+        yield from (blocks, shares, borrowed, lent)
+        if not self._estimated:
+            yield from (evicted, reclaimed, preempted)
 
 
 class WorkingSetCollector(Collector):

@@ -22,8 +22,9 @@ from cacheaware_api import wire
 from cacheaware_sidecar import relay, upstream
 from cacheaware_sidecar.costs import OutputLengths, actual_cost, expected_cost
 from cacheaware_sidecar.dispatch import Dispatch
-from cacheaware_sidecar.engine_link import EngineLink
+from cacheaware_sidecar.engine_state import Link
 from cacheaware_sidecar.errors import EngineBroke, NoEngine, Reason, Refusal, TooLate
+from cacheaware_sidecar.estimates import Estimates, count_prompt_tokens
 from cacheaware_sidecar.fair_queue import Waiting
 from cacheaware_sidecar.gate import Gate
 from cacheaware_sidecar.identity import Caller, identify
@@ -71,12 +72,13 @@ class Proxy:
         *,
         views: ViewSource,
         secrets: Callable[[], Secrets],
-        link: EngineLink,
+        link: Link,
         gate: Gate,
         index: PrefixIndex,
         working_sets: WorkingSets,
         traffic: Traffic,
         recorder: Recorder,
+        estimates: Estimates | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -90,6 +92,7 @@ class Proxy:
         self._working_sets = working_sets
         self._traffic = traffic
         self._recorder = recorder
+        self._estimates = estimates  # absent: the engine keeps the accounts of blocks
         self._clock = clock
         self._wall_clock = wall_clock
         self._outputs = OutputLengths()
@@ -105,7 +108,7 @@ class Proxy:
         except Refusal as refusal:
             record.refused(refusal)
             if isinstance(refusal, (NoEngine, EngineBroke)):
-                self._link.doubt()
+                self._link.state.doubt()
             return _with_ours(relay.refusal_response(refusal), record)
         except (asyncio.CancelledError, ConnectionError):  # the client has left
             record.ended(Outcome.CANCELLED)
@@ -125,7 +128,7 @@ class Proxy:
                 return _with_ours(await self._ask(request, record, body), record)
         except Refusal as refusal:
             if isinstance(refusal, (NoEngine, EngineBroke)):
-                self._link.doubt()
+                self._link.state.doubt()
             return _with_ours(relay.refusal_response(refusal), record)
 
     # -- a generation --------------------------------------------------------------------------------------------------
@@ -135,7 +138,8 @@ class Proxy:
         asked = parse_generation(await self._read_body(request))
         view = self._view()
         prepared = self._prepare(request, record, asked, caller, view)
-        await self._link.usable()
+        await self._link.state.usable()
+        prepared = await self._sized(request, record, prepared)
         reject_late = prepared.tier.admission is wire.Admission.REJECT
         async with self._gate.place(
             prepared.waiting, patience=self._patience(record), reject_late=reject_late
@@ -171,6 +175,25 @@ class Proxy:
             size=asked.size,
         )
         return _Prepared(asked, tier, salt, key, waiting)
+
+    async def _sized(self, request: web.Request, record: Record, prepared: _Prepared) -> _Prepared:
+        """With an estimate of its blocks, where the engine keeps no account; raises `BadRequest` for a prompt that
+        could never fit. Before that it is counted: an estimate refuses nobody.
+        """
+        estimates, tier, asked = self._estimates, prepared.tier.name, prepared.asked
+        if estimates is None:
+            return prepared
+        demand = estimates.demand(tier, prepared.key, asked)
+        if estimates.too_large(tier, demand) is not None:
+            headers = request_headers(request.headers.items(), record.id)
+            counted = await count_prompt_tokens(
+                self._session, self._settings.engine_url, request.path, asked.body, headers
+            )
+            if counted is not None:
+                demand = estimates.demand(tier, prepared.key, asked, counted)
+                if (refusal := estimates.too_large(tier, demand)) is not None:
+                    raise refusal
+        return dataclasses.replace(prepared, waiting=dataclasses.replace(prepared.waiting, demand=demand))
 
     async def _forward(
         self, request: web.Request, record: Record, prepared: _Prepared, dispatch: Dispatch
@@ -250,6 +273,8 @@ class Proxy:
         self._gate.settle(prepared.waiting, 0.0 if refused else actual_cost(meter, prepared.waiting.cost))
         if meter.usage is not None:
             self._outputs.learn(prepared.tier.name, meter.usage.output_tokens / prepared.asked.sequences)
+            if self._estimates is not None:
+                self._estimates.learn(prepared.tier.name, meter.usage, prepared.asked.sequences)
         if prepared.key is None:
             return
         if meter.usage is not None:

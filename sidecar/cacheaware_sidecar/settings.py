@@ -26,7 +26,7 @@ class Settings:
     """Times are seconds. See `--help` for what each one means."""
 
     engine_url: str
-    kv_socket: Path
+    kv_socket: Path | None  # absent (--estimate-only): the engine keeps no account of blocks
     view_file: Path
     secrets_dir: Path
     host: str = "127.0.0.1"
@@ -54,6 +54,7 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     """Settings from the command line; ends the process with code 2 on a bad one."""
     parser = _build()
     values = vars(parser.parse_args(arguments))
+    values["kv_socket"] = None if values.pop("estimate_only") else values["kv_socket"]
     settings = Settings(**values)
     if settings.port and settings.port == settings.control_port and settings.host == settings.control_host:
         parser.error(f"argument --control-port: {settings.port} is --port already; choose another")
@@ -77,7 +78,15 @@ def _build() -> argparse.ArgumentParser:
             parser.add_argument(flag, type=kind, default=defaults[name], help=text)
 
     add("--engine-url", _url, "OpenAI side of the engine, e.g. http://127.0.0.1:8001", required=True)
-    add("--kv-socket", _socket_path, "Unix socket of the engine's /kv/*", required=True)
+    account = parser.add_mutually_exclusive_group(required=True)
+    account.add_argument(
+        "--kv-socket", type=_socket_path, help="Unix socket of the engine's /kv/*", default=argparse.SUPPRESS
+    )
+    account.add_argument(
+        "--estimate-only",
+        action="store_true",
+        help="the engine has no /kv/* (an unmodified vLLM): quotas only bound what is admitted, by estimate",
+    )
     add("--view-file", Path, "the wanted view as JSON; read again when it changes, a newer number wins", required=True)
     add(
         "--secrets-dir",
@@ -95,7 +104,11 @@ def _build() -> argparse.ArgumentParser:
     add("--connect-timeout", _seconds, "seconds to connect to the engine")
     add("--first-byte-timeout", _seconds, "seconds from forwarding a streaming request to its first byte")
     add("--idle-timeout", _seconds, "seconds between two bytes of a stream; a stream has no total limit")
-    add("--engine-slots", _positive_int, "most sequences inside the engine at once; absent: what its ledger says")
+    add(
+        "--engine-slots",
+        _positive_int,
+        "most sequences inside the engine at once; absent: what its ledger says, 256 with --estimate-only",
+    )
     add("--drain-timeout", _seconds, "seconds that running requests get after SIGTERM")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default=defaults["log_level"], help="least level logged")
     parser.add_argument("--log-format", choices=LOG_FORMATS, default=defaults["log_format"], help="form of a log line")

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 
 from cacheaware_api import wire
@@ -17,10 +18,14 @@ from cacheaware_api.conditions import ConditionType
 from cacheaware_api.conditions import Reason as ConditionReason
 from cacheaware_sidecar import upstream
 from cacheaware_sidecar.app import create_app
-from cacheaware_sidecar.budget import slots_of
+from cacheaware_sidecar.block_budget import BlockBudget
+from cacheaware_sidecar.budget import SlotBudget, slots_of
 from cacheaware_sidecar.control_app import create_control_app
 from cacheaware_sidecar.dispatch import Dispatcher
 from cacheaware_sidecar.engine_link import EngineLink
+from cacheaware_sidecar.engine_state import Link
+from cacheaware_sidecar.estimated_link import EstimatedLink
+from cacheaware_sidecar.estimates import Estimates
 from cacheaware_sidecar.explain import Decisions
 from cacheaware_sidecar.fair_queue import Terms
 from cacheaware_sidecar.figures import Figures
@@ -65,7 +70,8 @@ class Sidecar:
         self._view_files = WatchedFiles([settings.view_file])
         self.failed = asyncio.Event()  # a part that should run for ever has not
         self.traffic = Traffic()
-        self.dispatcher = Dispatcher(settings.max_queue)
+        self.blocks = BlockBudget() if settings.kv_socket is None else None
+        self.dispatcher = Dispatcher(settings.max_queue, budget=SlotBudget(blocks=self.blocks))
         self.dispatcher.set_slots(slots_of(None, settings.engine_slots))
         self.gate = Gate(self.dispatcher, clock)
         self.index = PrefixIndex()
@@ -74,13 +80,13 @@ class Sidecar:
         self.metrics = Metrics(self._tier_names, self.gate.queued_of)
         self.working_sets = WorkingSets()
         self.metrics.registry.register(WorkingSetCollector(self.working_sets.tiers))
-        self._link: EngineLink | None = None
+        self._link: Link | None = None
         self._proxy: Proxy | None = None
         self.views = ViewSource(self._view_changed)
         self.views.read_file(settings.view_file)
 
     @property
-    def link(self) -> EngineLink:
+    def link(self) -> Link:
         assert self._link is not None, "the link exists while the sidecar is serving"
         return self._link
 
@@ -100,12 +106,11 @@ class Sidecar:
         settings = self._settings
         async with (
             upstream.engine_session(settings.connect_timeout) as session,
-            upstream.kv_session(str(settings.kv_socket)) as kv_session,
+            self._linked(session) as (link, estimates),
         ):
-            link = self._link = EngineLink(
-                session, kv_session, settings.engine_url, on_ledger=self._ledger_changed, on_restart=self.index.clear
-            )
-            self.metrics.registry.register(LedgerCollector(lambda: link.ledger))
+            self._link = link
+            estimated = link.enforcement is wire.Enforcement.ESTIMATE_ONLY
+            self.metrics.registry.register(LedgerCollector(lambda: link.ledger, estimated=estimated))
             if self.views.view is not None:
                 link.want(self.views.view)
             proxy = self._proxy = Proxy(
@@ -119,13 +124,14 @@ class Sidecar:
                 working_sets=self.working_sets,
                 traffic=self.traffic,
                 recorder=Recorder(self.metrics, self.figures, self.decisions, self._clock),
+                estimates=estimates,
                 clock=self._clock,
             )
-            app = create_app(proxy, link, self.gate, self.traffic, self.metrics, session, settings.engine_url)
+            app = create_app(proxy, link.state, self.gate, self.traffic, self.metrics, session, settings.engine_url)
             control = create_control_app(
                 views=self.views,
                 secrets=lambda: self._secrets,
-                link=link,
+                state=link.state,
                 traffic=self.traffic,
                 metrics=self.metrics,
                 decisions=self.decisions,
@@ -139,6 +145,28 @@ class Sidecar:
                 log.info("serving", extra=values(port=port, control_port=control_port, engine=settings.engine_url))
                 yield Ports(port, control_port)
 
+    @contextlib.asynccontextmanager
+    async def _linked(self, session: aiohttp.ClientSession) -> AsyncIterator[tuple[Link, Estimates | None]]:
+        """The link to the engine; and estimates, where it keeps no account of blocks."""
+        settings, url = self._settings, self._settings.engine_url
+        if settings.kv_socket is not None:
+            async with upstream.kv_session(str(settings.kv_socket)) as kv_session:
+                yield (
+                    EngineLink(session, kv_session, url, on_ledger=self._ledger_changed, on_restart=self.index.clear),
+                    None,
+                )
+            return
+        assert self.blocks is not None, "without a KV socket blocks are counted here"
+        link = EstimatedLink(
+            session,
+            url,
+            self.dispatcher.budget,
+            sequences=settings.engine_slots,
+            on_ledger=self._ledger_changed,
+            on_restart=self.index.clear,
+        )
+        yield link, Estimates(self.blocks, link.hits, self.index)
+
     async def drain(self) -> bool:
         """Stop being ready, refuse new requests, let those inside finish; False if some did not in time."""
         log.info("draining", extra=values(inside=self.traffic.inside, seconds=self._settings.drain_timeout))
@@ -149,11 +177,11 @@ class Sidecar:
         ledger = self.link.ledger
         view = self.views.view
         return wire.PoolStatus(
-            applied=self.link.applied,
+            applied=self.link.state.applied,
             capacity=None if ledger is None else ledger.capacity,
             ledger=ledger,
             tiers={name: self.figures.of(name, self.gate.queued_of(name), now) for name in self._tier_names()},
-            enforcement=wire.Enforcement.ENGINE,
+            enforcement=self.link.enforcement,
             conditions=(*self.link.conditions(), *(() if view is None else (_identity_condition(view),))),
             key_algorithm=KEY_ALGORITHM,
         )

@@ -1,7 +1,8 @@
 """A stub engine that can misbehave on purpose: a real server on loopback, for tests.
 
-`StubEngine` speaks both sides of an engine: OpenAI over TCP, `/kv/*` over a Unix socket. What it answers is a
-`Behaviour`, which a test may change at any time; what it was asked is in `requests`.
+`StubEngine` speaks both sides of an engine: OpenAI over TCP, `/kv/*` over a Unix socket; without a socket it is a plain
+vLLM (`plain_vllm_page` makes its metrics). What it answers is a `Behaviour`, which a test may change at any time; what
+it was asked is in `requests`.
 """
 
 from __future__ import annotations
@@ -64,10 +65,12 @@ class Recorded:
 class StubEngine:
     """`async with StubEngine(folder / "kv.sock") as engine: engine.url`"""
 
-    def __init__(self, kv_socket: Path, *, capacity: int = 1000, max_sequences: int | None = 32) -> None:
+    def __init__(self, kv_socket: Path | None, *, capacity: int = 1000, max_sequences: int | None = 32) -> None:
         self.kv_socket = kv_socket
         self.behaviour = Behaviour()
         self.requests: list[Recorded] = []
+        self.tokenized: list[Any] = []  # bodies of /tokenize
+        self.counts_tokens_as: int | None = None  # what /tokenize answers; None: one token a byte of the prompt
         self.arrived = asyncio.Condition()
         self.healthy = True
         self.capacity = capacity
@@ -109,16 +112,17 @@ class StubEngine:
         kv.router.add_get("/kv/ledger", self._get_ledger)
         kv.router.add_put("/kv/quotas", self._put_quotas)
         kv.router.add_put("/kv/public", self._put_public)
-        options: dict[str, Any] = {"handler_cancellation": True, "access_log": None, "shutdown_timeout": 0.1}
-        for app, site in ((openai, web.TCPSite), (kv, web.UnixSite)):
-            runner = web.AppRunner(app, **options)
-            await runner.setup()
-            self._stack.push_async_callback(runner.cleanup)
-            if site is web.TCPSite:
-                await web.TCPSite(runner, "127.0.0.1", self.port).start()
-                self.port = runner.addresses[0][1]
-            else:
-                await web.UnixSite(runner, str(self.kv_socket)).start()
+        runner = await self._runner(openai)
+        await web.TCPSite(runner, "127.0.0.1", self.port).start()
+        self.port = runner.addresses[0][1]
+        if self.kv_socket is not None:
+            await web.UnixSite(await self._runner(kv), str(self.kv_socket)).start()
+
+    async def _runner(self, app: web.Application) -> web.AppRunner:
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        return runner
 
     async def stop(self) -> None:
         await self._stack.aclose()
@@ -148,6 +152,9 @@ class StubEngine:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
+        self.tokenized.append(body)
+        if self.counts_tokens_as is not None:
+            return web.json_response({"count": self.counts_tokens_as, "max_model_len": 4096, "tokens": []})
         return web.json_response({"tokens": list(body["prompt"].encode()), "count": len(body["prompt"])})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
@@ -271,6 +278,21 @@ class StubEngine:
             waiting=0,
             max_sequences=self.max_sequences,
         )
+
+
+def plain_vllm_page(blocks: int = 1001, *, block_size: int = 16, usage: float = 0.0, preemptions: int = 0) -> str:
+    """Metrics as vLLM's: of `blocks` one is its own."""
+    label = 'engine="0",model_name="stub-model"'
+    return (
+        "# TYPE vllm:num_requests_waiting gauge\n"
+        f"vllm:num_requests_waiting{{{label}}} 0.0\n"
+        "# TYPE vllm:kv_cache_usage_perc gauge\n"
+        f"vllm:kv_cache_usage_perc{{{label}}} {usage}\n"
+        "# TYPE vllm:num_preemptions_total counter\n"
+        f"vllm:num_preemptions_total{{{label}}} {float(preemptions)}\n"
+        "# TYPE vllm:cache_config_info gauge\n"
+        f'vllm:cache_config_info{{block_size="{block_size}",engine="0",num_gpu_blocks="{blocks}"}} 1.0\n'
+    )
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

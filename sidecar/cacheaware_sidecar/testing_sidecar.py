@@ -82,7 +82,8 @@ class Running:
     async def ready(self) -> None:
         """Until the quotas are applied and the ledger says so."""
         link = self.sidecar.link
-        await eventually(lambda: link.ready and link.ledger is not None and link.ledger.revision == link.applied)
+        state = link.state
+        await eventually(lambda: state.ready and (link.ledger is None or link.ledger.revision == state.applied))
 
     def is_idle(self) -> bool:
         """Nothing queued, nothing in flight, no account left open."""

@@ -26,7 +26,7 @@ async def test_a_view_becomes_quotas_in_blocks(sidecar: Running, engine: StubEng
         "gold": (500, 100),
         "bronze": (300, 0),
     }
-    assert sidecar.sidecar.link.applied == wire.Revision("pool-1", 1)
+    assert sidecar.sidecar.link.state.applied == wire.Revision("pool-1", 1)
     assert condition(sidecar, "QuotaEnforced").status == "True"
 
 
@@ -46,7 +46,7 @@ async def test_an_engine_that_starts_anew_gets_the_quotas_again(sidecar: Running
     await eventually(lambda: engine.quotas is not None)
     await sidecar.ready()
     assert [quotas.revision.number for quotas in engine.quotas_put] == [1, 1]
-    assert sidecar.sidecar.link.applied == wire.Revision("pool-1", 1)
+    assert sidecar.sidecar.link.state.applied == wire.Revision("pool-1", 1)
 
 
 async def test_a_ledger_that_counts_backwards_is_a_new_engine(engine: StubEngine, folder: Path) -> None:
@@ -75,7 +75,7 @@ async def test_an_engine_that_comes_up_after_the_sidecar_is_found(folder: Path) 
 async def test_an_engine_that_loads_is_not_ready_and_not_asked(engine: StubEngine, folder: Path) -> None:
     engine.healthy = False
     async with running_sidecar(engine, folder, wait_ready=False) as sidecar:
-        await eventually(lambda: sidecar.sidecar.link.health_reason == "loading")
+        await eventually(lambda: sidecar.sidecar.link.state.health_reason == "loading")
         async with sidecar.client.post(sidecar.url + "/v1/completions", json={"prompt": "Hi"}) as answer:
             assert answer.status == 503
             assert "loading" in await answer.text()
@@ -94,7 +94,7 @@ class TestRefused:
         await sidecar.control("PUT", "/pool/view", view_json(2))
         await eventually(lambda: condition(sidecar, "QuotaEnforced").reason == "QuotaRefused")
         assert "33 tiers" in condition(sidecar, "QuotaEnforced").message
-        assert sidecar.sidecar.link.applied == wire.Revision("pool-1", 1)
+        assert sidecar.sidecar.link.state.applied == wire.Revision("pool-1", 1)
         assert (await sidecar.control("GET", "/readyz"))[0] == 503
         async with sidecar.client.post(sidecar.url + "/v1/completions", json={"prompt": "Hi"}) as answer:
             assert answer.status == 200
@@ -107,7 +107,7 @@ class TestRefused:
         engine.refuse_quotas = "no"
         async with running_sidecar(engine, folder, wait_ready=False) as sidecar:
             await eventually(lambda: condition(sidecar, "QuotaEnforced").reason == "QuotaRefused")
-            await eventually(lambda: sidecar.sidecar.link.healthy)
+            await eventually(lambda: sidecar.sidecar.link.state.healthy)
             async with sidecar.client.post(sidecar.url + "/v1/completions", json={"prompt": "Hi"}) as answer:
                 assert answer.status == 503
 
@@ -129,13 +129,13 @@ class TestPublicPrefixes:
         async with running_sidecar(engine, folder, wanted=wanted) as sidecar:
             await eventually(lambda: condition(sidecar, "PublicPrefixesResident").reason == "ShareTooSmall")
             assert "9 blocks" in condition(sidecar, "PublicPrefixesResident").message
-            assert sidecar.sidecar.link.ready
+            assert sidecar.sidecar.link.state.ready
 
 
 async def test_a_request_waits_for_a_view_that_is_just_being_applied(sidecar: Running, engine: StubEngine) -> None:
     new = view(2, tiers=[tier("solo", nominal=90)], defaultTier="solo")
     sidecar.sidecar.views.offer(new)
-    assert not sidecar.sidecar.link.ready
+    assert not sidecar.sidecar.link.state.ready
     async with sidecar.client.post(sidecar.url + "/v1/completions", json={"prompt": "Hi"}) as answer:
         assert (answer.status, answer.headers["x-cacheaware-tier"]) == (200, "solo")
     assert engine.quotas is not None

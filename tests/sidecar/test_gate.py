@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cacheaware_api import quota
+from cacheaware_sidecar.block_budget import BlockBudget, Cache, Demand
 from cacheaware_sidecar.budget import Reservation, SlotBudget, Slots, slots_of
 from cacheaware_sidecar.dispatch import Dispatch, Dispatcher
 from cacheaware_sidecar.errors import Busy, Reason, TooLate
@@ -27,14 +28,14 @@ pytestmark = pytest.mark.looptime
 class CountingBudget(SlotBudget):
     """Counts what is given back, and asserts that nothing is twice."""
 
-    def __init__(self, slots: Slots) -> None:
-        super().__init__(slots)
+    def __init__(self, slots: Slots, blocks: BlockBudget | None = None) -> None:
+        super().__init__(slots, blocks)
         self.reserved = 0
         self.released = 0
 
-    def reserve(self, request_id: str, tier: str, sequences: int) -> Reservation:
+    def reserve(self, request_id: str, tier: str, sequences: int, demand: Demand | None = None) -> Reservation:
         self.reserved += 1
-        return super().reserve(request_id, tier, sequences)
+        return super().reserve(request_id, tier, sequences, demand)
 
     def _give_back(self, reservation: Reservation) -> None:
         self.released += 1
@@ -42,17 +43,30 @@ class CountingBudget(SlotBudget):
 
 
 def gate_of(
-    slots: int = 1, max_queue: int = 100, nominal: dict[str, int] | None = None, max_bytes: int = 10**9
+    slots: int = 1,
+    max_queue: int = 100,
+    nominal: dict[str, int] | None = None,
+    max_bytes: int = 10**9,
+    blocks: BlockBudget | None = None,
 ) -> tuple[Gate, CountingBudget]:
-    budget = CountingBudget(Slots(slots, nominal or {}))
+    budget = CountingBudget(Slots(slots, nominal or {}), blocks)
     dispatcher = Dispatcher(max_queue, budget=budget, max_bytes=max_bytes)
     dispatcher.set_terms({"gold": Terms(4, 100), "bronze": Terms(1, 0)})
     return Gate(dispatcher, clock=lambda: asyncio.get_running_loop().time()), budget
 
 
-def waiting(name: str, tier: str = "gold", due: float | None = None, sequences: int = 1) -> Waiting:
+def estimated(capacity: int = 100) -> BlockBudget:
+    """Blocks of 16 tokens: 50 are gold's, 30 bronze's."""
+    blocks = BlockBudget()
+    blocks.set_cache(Cache(capacity, 16, quota.quotas_for(view(), capacity)))
+    return blocks
+
+
+def waiting(
+    name: str, tier: str = "gold", due: float | None = None, sequences: int = 1, demand: Demand | None = None
+) -> Waiting:
     now = asyncio.get_running_loop().time()
-    return Waiting(name, tier, "acme", now, 1.0, None if due is None else now + due, sequences)
+    return Waiting(name, tier, "acme", now, 1.0, None if due is None else now + due, sequences, demand=demand)
 
 
 async def hold(gate: Gate, request: Waiting, seconds: float, log: list[str], **options: Any) -> Dispatch:
@@ -66,6 +80,7 @@ def assert_empty(gate: Gate, budget: CountingBudget) -> None:
     assert (gate.queued, gate.in_flight, budget.sequences) == (0, 0, 0)
     assert budget.reserved == budget.released
     budget.check_integrity()
+    assert budget.blocks is None or budget.blocks.held() == {}
 
 
 class TestOrder:
@@ -121,6 +136,35 @@ class TestOrder:
             gate.pump()
             await asyncio.sleep(1.0)
             assert len(log) == 3
+
+
+class TestBlocksByEstimate:
+    async def test_a_borrower_waits_for_blocks_and_the_entitled_go_at_once(self) -> None:
+        gate, budget = gate_of(slots=100, blocks=estimated())
+        log: list[str] = []
+        large = Demand(prompt=39 * 16, output=16)  # 40 blocks
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(3):
+                tasks.create_task(hold(gate, waiting(f"bronze-{number}", "bronze", demand=large), 10.0, log))
+            await asyncio.sleep(1.0)
+            assert log == ["bronze-0", "bronze-1"]  # of 100 blocks; gold lends all of its 50
+            tasks.create_task(hold(gate, waiting("gold", "gold", demand=large), 1.0, log))
+            await asyncio.sleep(1.0)
+            assert log == ["bronze-0", "bronze-1", "gold"]
+        assert log[3:] == ["bronze-2"]
+        assert_empty(gate, budget)
+
+    async def test_a_large_borrower_is_not_overtaken_by_small_ones_for_ever(self) -> None:
+        gate, budget = gate_of(slots=100, blocks=estimated())
+        log: list[str] = []
+        small, large = Demand(prompt=144, output=16), Demand(prompt=44 * 16, output=16)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(30):
+                tasks.create_task(hold(gate, waiting(f"small-{number}", "gold", demand=small), 1.0 + number / 10, log))
+            await asyncio.sleep(0.5)
+            tasks.create_task(hold(gate, waiting("large", "bronze", demand=large), 1.0, log))
+        assert log.index("large") < 29
+        assert_empty(gate, budget)
 
 
 class TestRefusals:
@@ -253,16 +297,27 @@ class TestGivenBackOnce:
                 st.none() | st.floats(0, 8),  # is cancelled
                 st.integers(1, 4),  # sequences
                 st.booleans(),  # fails at its end
+                st.builds(  # blocks, where they are estimated
+                    Demand,
+                    prompt=st.integers(0, 1800),
+                    output=st.integers(1, 300),
+                    chunks=st.integers(0, 20).map(lambda count: tuple(b"%d" % n for n in range(count))),
+                    chunk_tokens=st.just(16),
+                ),
             ),
             max_size=25,
         ),
         st.integers(1, 4),
+        st.none() | st.integers(80, 200),  # capacity
     )
-    @settings(deadline=None, max_examples=60)
-    def test_any_crowd_leaves_nothing_behind(self, crowd: list[Any], slots: int) -> None:
-        async def one(gate: Gate, number: int, tier: str, arrives: float, works: float, size: int, fails: bool) -> None:
+    @settings(deadline=None, max_examples=80)
+    def test_any_crowd_leaves_nothing_behind(self, crowd: list[Any], slots: int, capacity: int | None) -> None:
+        async def one(
+            gate: Gate, number: int, tier: str, arrives: float, works: float, size: int, fails: bool, demand: Demand
+        ) -> None:
             await asyncio.sleep(arrives)
-            async with gate.place(waiting(str(number), tier, 2.0, size), patience=6.0):
+            request = waiting(str(number), tier, 2.0, size, None if capacity is None else demand)
+            async with gate.place(request, patience=6.0):
                 await asyncio.sleep(works)
                 if fails:
                     raise RuntimeError("the engine broke")
@@ -272,10 +327,10 @@ class TestGivenBackOnce:
             task.cancel()
 
         async def run() -> None:
-            gate, budget = gate_of(slots)
+            gate, budget = gate_of(slots, blocks=None if capacity is None else estimated(capacity))
             tasks = []
-            for number, (tier, arrives, works, cancelled, size, fails) in enumerate(crowd):
-                task = asyncio.create_task(one(gate, number, tier, arrives, works, size, fails))
+            for number, (tier, arrives, works, cancelled, size, fails, demand) in enumerate(crowd):
+                task = asyncio.create_task(one(gate, number, tier, arrives, works, size, fails, demand))
                 tasks.append(task)
                 if cancelled is not None:
                     tasks.append(asyncio.create_task(cancel(task, cancelled)))

@@ -146,8 +146,8 @@ async def test_the_clients_own_retries_ride_out_an_engine_that_comes_back(
     client: AsyncOpenAI, sidecar: Running, engine: StubEngine
 ) -> None:
     await engine.stop()
-    sidecar.sidecar.link.doubt()
-    await eventually(lambda: not sidecar.sidecar.link.healthy)
+    sidecar.sidecar.link.state.doubt()
+    await eventually(lambda: not sidecar.sidecar.link.state.healthy)
     call = asyncio.create_task(client.with_options(max_retries=5).chat.completions.create(model="m", messages=MESSAGES))
     await engine.start()
     assert (await call).choices[0].message.content == "The capital of France is Paris."

@@ -103,8 +103,8 @@ class TestPaths:
         for path in ("/health", "/healthz", "/readyz"):
             assert (await send(sidecar, path, method="GET"))[0] == 200
         engine.healthy = False
-        sidecar.sidecar.link.doubt()
-        await eventually(lambda: not sidecar.sidecar.link.healthy)
+        sidecar.sidecar.link.state.doubt()
+        await eventually(lambda: not sidecar.sidecar.link.state.healthy)
         assert (await send(sidecar, "/health", method="GET"))[0] == 503
         assert (await send(sidecar, "/readyz", method="GET"))[0] == 503
         assert (await send(sidecar, "/healthz", method="GET"))[0] == 200

@@ -64,6 +64,8 @@ class TestSettings:
             pytest.param([*REQUIRED, "--engine-url", "http://u:p@host"], "--engine-url", id="credentials"),
             pytest.param([*REQUIRED, "--engine-url", "http://host:x"], "--engine-url", id="no port number"),
             pytest.param([*REQUIRED, "--kv-socket", "x" * 108], "--kv-socket", id="a path too long for a socket"),
+            pytest.param([*REQUIRED, "--estimate-only"], "--estimate-only", id="a socket, and none"),
+            pytest.param(["--engine-url", "http://h", *REQUIRED[4:]], "--estimate-only", id="neither socket nor none"),
         ],
     )
     def test_a_bad_one_ends_the_process_with_2_and_one_line_that_names_it(
@@ -75,6 +77,9 @@ class TestSettings:
         said = capsys.readouterr().err
         assert names in said
         assert said.count("\n") == 1
+
+    def test_an_engine_without_a_socket_is_said_to_be_one(self) -> None:
+        assert parse([*REQUIRED[:2], "--estimate-only", *REQUIRED[4:]]).kv_socket is None
 
 
 class Process:

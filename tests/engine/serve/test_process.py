@@ -156,6 +156,7 @@ def test_blocks_fill_the_memory_that_was_asked_for(tiny_folder: Path, tmp_path: 
     settings = Settings(str(tiny_folder), kv_socket=tmp_path / "kv.sock", served_model_name="tiny", dtype=DType.FLOAT32)
     loaded = load(dataclasses.replace(settings, kv_cache_memory=2**20), Metrics("tiny"))
     ledger = loaded.engine.ledger()
+    assert ledger.bytes_per_token is not None
     block = ledger.bytes_per_token * ledger.block_size
     assert ledger.capacity * block <= 2**20 < (ledger.capacity + 1) * block
     assert loaded.max_model_len == 512
