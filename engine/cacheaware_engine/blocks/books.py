@@ -13,7 +13,7 @@ from .keys import BlockId, BlockKey
 from .owners import PUBLIC, Account
 from .requests import Request, Stage
 from .residents import Block, Residents
-from .victims import Ask, Evict, Victim, most_owing, next_victim, victim_at_limit
+from .victims import Ask, Evict, Preempt, Victim, most_owing, next_victim, victim_at_limit
 
 
 class Books:
@@ -86,10 +86,11 @@ class Books:
 
     def preempt(self, request: Request, *, reclaim: bool = False) -> None:
         """A running request waits again, under its old number; its full blocks stay cached."""
-        tier, tables, sequences = self.tier(request), request.tables, len(request.live)
-        freed = self.let_go(request, tables)
+        tier, tables, copies, sequences = self.tier(request), request.tables, request.copies, len(request.live)
+        freed = self.let_go(request, [*tables, *copies])
         self._count(tier, preempted=1, reclaimed=freed if reclaim else 0)
         request.tables = [[] for _ in range(request.sequences)]
+        request.copies = [[] for _ in range(request.sequences)]
         self.running.remove(request)
         tier.running -= sequences
         request.reclaims += reclaim
@@ -101,7 +102,7 @@ class Books:
             insort(self.running, request, key=number_of)
             tier.running += sequences
             request.reclaims -= reclaim
-            request.tables, request.stage = tables, Stage.RUNNING
+            request.tables, request.copies, request.stage = tables, copies, Stage.RUNNING
 
         self.residents.log(undo)
 
@@ -109,8 +110,8 @@ class Books:
         """One sequence of several is over."""
         request.finished.add(sequence)
         if request.stage is Stage.RUNNING:
-            self.let_go(request, [request.tables[sequence]])
-            request.tables[sequence] = []
+            self.let_go(request, [request.tables[sequence], request.copies[sequence]])
+            request.tables[sequence], request.copies[sequence] = [], []
             self.tier(request).running -= 1
 
     def remove(self, request: Request) -> None:
@@ -122,8 +123,9 @@ class Books:
         else:
             self.running.remove(request)
             tier.running -= len(request.live)
-            self.let_go(request, request.tables)
+            self.let_go(request, [*request.tables, *request.copies])
             request.tables = [[] for _ in range(request.sequences)]
+            request.copies = [[] for _ in range(request.sequences)]
         request.stage = Stage.GONE
 
     def let_go(self, request: Request, tables: Sequence[Sequence[BlockId]]) -> int:
@@ -153,7 +155,7 @@ class Books:
                 return True
             else:
                 victim = next_victim(ask, self.accounts, self.residents, self.running, self.tier)
-            if victim is None:
+            if victim is None or (isinstance(victim, Preempt) and not ask.preempts):
                 return False
             self._give_way(victim, preempted)
 
@@ -192,6 +194,12 @@ class Books:
         for member in self.residents.idle_tree(block):
             self.residents.remove(member)
             self._count(member.owner, evicted=1, reclaimed=int(reclaim and member is block))
+
+    def evict_idle(self) -> None:
+        """Every idle block goes."""
+        for account in self.accounts:
+            while idle := account.idle.first():
+                self.evict(idle)
 
     def evict_retired(self, blocks: Iterable[Block]) -> None:
         """Of these, idle blocks of prefixes that are public no more go."""

@@ -58,6 +58,10 @@ def _check_holders(books: Books, blocks: list[Block]) -> None:
                 assert block.depth == depth
                 if block.key is not None and depth:
                     assert block.parent is books.residents.at(table[depth - 1]), "tables follow the key tree"
+        for copies in request.copies:
+            for block_id in copies:
+                held.setdefault(block_id, Counter())[request] += 1
+                assert books.residents.at(block_id).key is None, "what is equal to another block cannot be hit"
     for block in blocks:
         assert block.holders == held.get(block.id, Counter()), "holders are what the tables say"
         owners = sum(books.tier(request) is block.owner for request in block.holders)
@@ -121,5 +125,6 @@ def _check_requests(books: Books) -> None:
     assert sum(account.running for account in books.accounts) <= books.max_sequences
     for request in books.waiting:
         assert not any(request.tables), "what waits holds nothing"
+        assert not any(request.copies)
     for request in books.running:
         assert all(request.tables[index] for index in request.live)

@@ -69,6 +69,17 @@ class BlockPool:
         return tuple(self._books.running)
 
     @property
+    def free_slots(self) -> int:
+        """Sequences that could start without another giving way."""
+        return self._books.free_slots()
+
+    @property
+    def under_nominal(self) -> Sequence[Request]:
+        """The oldest waiter of each tier that holds less than its nominal: for whom others may have to give way."""
+        tiers = self._books.tiers()
+        return [account.waiting[0] for account in tiers if account.waiting and account.held < account.nominal]
+
+    @property
     def public_keys(self) -> frozenset[BlockKey]:
         """Keys of the public prefixes' blocks."""
         return self._books.public_keys
@@ -96,6 +107,10 @@ class BlockPool:
             self._prefixes,
             self._books.residents,
         )
+
+    def resident(self, keys: Sequence[BlockKey]) -> int:
+        """How many of the leading blocks with these keys could be hit now."""
+        return len(self._books.residents.path(keys))
 
     def check_integrity(self) -> None:
         """Works every account out anew and asserts that it is right. O(blocks)."""
@@ -173,11 +188,12 @@ class BlockPool:
         self._books.enqueue(request)
         self.sequence += 1
 
-    def admit(self, request: Request, *, idle: bool = False) -> Admission:
+    def admit(self, request: Request, *, idle: bool = False, preempt: bool = True) -> Admission:
         """Let a waiting request run with all its blocks, or say why not; then nothing changed. O(its blocks).
 
         `idle` is for an engine in which nothing runs and nothing else can be admitted: lending is set aside and any
-        cached block may go. While something runs it means nothing.
+        cached block may go. While something runs it means nothing. Without `preempt` a request for which others would
+        have to give way waits for `PREEMPTION`: for a caller in the middle of a step.
         """
         if request.stage is not Stage.WAITING:
             raise ValueError(f"request {request.id} is {request.stage}, not waiting")
@@ -195,7 +211,9 @@ class BlockPool:
         )  # fmt: skip
         if decision.reason is not None:
             return Waiting(decision.reason)
-        ask = Ask(tier, number_of(request), growth=False, entitled=decision.entitled, any_cached=idle)
+        ask = Ask(
+            tier, number_of(request), growth=False, entitled=decision.entitled, any_cached=idle, preempts=preempt
+        )  # fmt: skip
         preempted: list[Request] = []
         books.residents.begin()
         try:
@@ -205,7 +223,7 @@ class BlockPool:
             raise
         if tables is None:
             books.residents.roll_back()
-            return Waiting(WaitReason.ROOM)
+            return Waiting(WaitReason.ROOM if preempt else WaitReason.PREEMPTION)
         books.residents.commit()
         hits = change.hit_blocks(request)
         self._start(request, tier, tables, hits)
@@ -233,11 +251,14 @@ class BlockPool:
         self._books.preempt(request)
         return Yielded(preempted)
 
-    def fill(self, request: Request, sequence: int, index: int, key: BlockKey) -> BlockId:
+    def fill(
+        self, request: Request, sequence: int, index: int, key: BlockKey, *, movable: bool = True
+    ) -> BlockId:  # fmt: skip
         """Block `index` of the sequence is full and computed: from now on it can be hit. Returns what is in its place.
 
         Blocks are filled in order. If an equal block is resident, every sequence of the request that held this one is
-        moved onto that: a hit as to who pays, not in the counters.
+        moved onto that: a hit as to who pays, not in the counters. Where the engine cannot move a running sequence
+        (not `movable`) it holds both: the equal one, behind which what follows can be found, and its own as a copy.
         """
         table = self._table(request, sequence)
         block = self._books.residents.at(table[index])
@@ -257,7 +278,7 @@ class BlockPool:
             self._books.residents.name(block, key, parent)
             self._settle_filled(block, self._books.tier(request))
             return block.id
-        self._move_onto(equal, block, request, index)
+        self._move_onto(equal, block, request, index, keeps_copy=not movable)
         return equal.id
 
     def finish_sequence(self, request: Request, sequence: int) -> None:
@@ -280,6 +301,21 @@ class BlockPool:
         self._books.forget_drained()
         self.sequence += 1
 
+    def preempt(self, request: Request) -> None:
+        """The engine took a running request's blocks away by itself: it waits again, under its old number."""
+        if request.stage is not Stage.RUNNING:
+            raise ValueError(f"request {request.id} is {request.stage}, not running")
+        self._read_clock()
+        self._books.preempt(request)
+        self.sequence += 1
+
+    def evict_cached(self) -> None:
+        """What nobody holds goes: the engine has forgotten what it computed."""
+        self._read_clock()
+        self._books.evict_idle()
+        self._books.forget_drained()
+        self.sequence += 1
+
     # -- carrying out an admission ------------------------------------------------------------------------------------
 
     def _take_up(
@@ -294,7 +330,7 @@ class BlockPool:
                 return None  # `plan` counted on it
             residents.charge(block, owner, self._books.tier)
         while self._books.free_slots() < len(form.live):
-            if not self._books.free_a_slot(tier, preempted):
+            if not ask.preempts or not self._books.free_a_slot(tier, preempted):
                 return None
         public_left = change.allocate_public
         lead = [block.id for block in change.path]
@@ -335,14 +371,17 @@ class BlockPool:
 
     # -- filled blocks ------------------------------------------------------------------------------------------------
 
-    def _move_onto(self, equal: Block, block: Block, request: Request, index: int) -> None:
-        """The request's sequences that hold `block` hold `equal` instead."""
+    def _move_onto(self, equal: Block, block: Block, request: Request, index: int, *, keeps_copy: bool) -> None:
+        """The request's sequences that hold `block` hold `equal` instead, or as well."""
         sequences, tier = block.holders[request], self._books.tier(request)
-        for table in request.tables:
+        for table, copies in zip(request.tables, request.copies, strict=True):
             if index < len(table) and table[index] == block.id:
                 table[index] = equal.id
+                if keeps_copy:
+                    copies.append(block.id)
         is_hit = request not in equal.holders
-        self._books.residents.let_go(block, request, sequences, tier)
+        if not keeps_copy:
+            self._books.residents.let_go(block, request, sequences, tier)
         self._books.residents.hold(equal, request, sequences, tier)
         if is_hit and (owner := self._owner_after_hit(equal, tier)) is not equal.owner:
             self._books.residents.charge(equal, owner, self._books.tier)

@@ -33,6 +33,7 @@ class Request:
     prompt_tokens: int | None = None  # for the counters of hits; absent: as many as the first sequence's blocks hold
 
     tables: list[list[BlockId]] = field(init=False)  # per sequence, while running
+    copies: list[list[BlockId]] = field(init=False)  # per sequence: what it computed although an equal block is there
     number: int | None = field(init=False, default=None)  # arrival order; kept when it is preempted
     stage: Stage = field(init=False, default=Stage.NEW)
     started: bool = field(init=False, default=False)  # admitted before: it resumes
@@ -41,6 +42,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.tables = [[] for _ in range(self.sequences)]
+        self.copies = [[] for _ in range(self.sequences)]
 
     @property
     def live(self) -> list[int]:
@@ -59,6 +61,7 @@ class WaitReason(StrEnum):
     LIMIT = "limit"  # its tier's running requests hold too much of the tier's limit
     LENDING = "lending"  # the other tiers lend no more
     ROOM = "room"  # blocks that it may take
+    PREEMPTION = "preemption"  # others would have to give way, and the caller would have none preempted now
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class Ask:
     growth: bool  # a running request grows
     entitled: bool  # within nominal: what others borrowed comes back
     any_cached: bool  # growth, and admission into an idle engine
+    preempts: bool = True  # running requests may be made to give way
 
 
 @dataclass(frozen=True, slots=True)
