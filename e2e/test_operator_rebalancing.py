@@ -9,7 +9,7 @@ from e2e.operators import RunningOperator
 from e2e.space import POOL, SPEC, Space, metrics_page, pool
 from e2e.stand_ins import CAPACITY, StandInSidecars
 
-from cacheaware_operator.testing_rebalance import loop
+from cacheaware_operator.testing_rebalance import loop, reuse_page
 
 REBALANCING = {"interval": "1s", "maxStepPercent": 10, "minGainPercent": 1}
 
@@ -21,12 +21,7 @@ def growing_page() -> Callable[[], str]:
     def page() -> str:
         nonlocal seen
         seen += 1
-        counts = loop(5000.0 * seen, CAPACITY * 0.65)
-        bounds = [*(f"{bound:g}" for bound in counts.bounds), "+Inf"]
-        return "".join(
-            f'cacheaware_block_reuse_references_bucket{{tier="gold",le="{bound}"}} {count}\n'
-            for bound, count in zip(bounds, counts.cumulative, strict=True)
-        )
+        return reuse_page("gold", loop(5000.0 * seen, CAPACITY * 0.65))
 
     return page
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from cacheaware.pool_status import condition
 from cacheaware.state_file import State
 from cacheaware_api.conditions import ConditionType
-from cacheaware_api.status import CacheAwarePoolStatus
+from cacheaware_api.status import CacheAwarePoolStatus, LastRebalance
 
 _NOTHING = "-"
 
@@ -22,6 +22,9 @@ def render(state: State, status: CacheAwarePoolStatus) -> Iterator[RenderableTyp
     yield ""
     yield _tiers(status)
     yield ""
+    if status.last_rebalance is not None:
+        yield _moves(status.last_rebalance)
+        yield ""
     yield _conditions(status)
     yield ""
     yield _parts(state)
@@ -56,6 +59,14 @@ def _tiers(status: CacheAwarePoolStatus) -> Table:
             _shown(tier.time_to_first_token_p95),
             _percent(tier.attainment_percent),
         )
+    return table
+
+
+def _moves(last: LastRebalance) -> Table:
+    table = _table("LAST MOVES OF QUOTA", "FROM", "TO", "PERCENT", "GAIN", "REASON")
+    for move in last.moves:
+        gain = _NOTHING if move.gain_percent is None else f"{move.gain_percent} %"
+        table.add_row(last.time, move.from_, move.to, f"{move.percent} %", gain, move.reason)
     return table
 
 

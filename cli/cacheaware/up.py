@@ -25,6 +25,7 @@ from cacheaware_api.conditions import Reason
 from cacheaware_api.errors import ObjectInvalid
 from cacheaware_api.objects import PoolFile, read_pool_file
 from cacheaware_operator.errors import EditRefused, NotBuiltYet, OperatorError, QuotasRefused, StartFailed
+from cacheaware_operator.events import of_moves
 from cacheaware_operator.fleet import PartSnapshot, PartState
 from cacheaware_operator.reconciler import Pass
 from cacheaware_operator.unbuilt import cluster_only
@@ -94,7 +95,7 @@ class _Serving:
         display = self._display
         for notice in cluster_only(self._pool_file.pool.spec):
             display.line(f"Note: {notice}.")
-        events = _PartEvents(display)
+        events = _Events(display)
         async with LocalPool.start(self._pool_file, self._options, events, self._get_model) as pool:
             self._pool = pool
             try:
@@ -176,8 +177,8 @@ async def _tell_acknowledged(before: Pass | None, pool: LocalPool, display: Disp
         display.line(f"Applied: revision {number}, acknowledged by {replicas} engine{'s' if replicas != 1 else ''}.")
 
 
-class _PartEvents:
-    """Told of every pass: shows what is started, and later what ends and comes back."""
+class _Events:
+    """Told of every pass: shows what is started, what ends and comes back, and quota that moves."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -200,6 +201,8 @@ class _PartEvents:
                 self._tell(key, self._before.get(key), part)
         self._before = parts
         self._tell_prefix_problem(done)
+        for event in of_moves(done.moves):
+            self._display.line(f"Quota moved: {event.message}")
 
     def _tell_prefix_problem(self, done: Pass) -> None:
         """Public prefixes that do not fit keep nobody from being served; still their author should know."""

@@ -6,6 +6,7 @@ started, watched and stopped belongs to them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +15,7 @@ from cacheaware_api.wire import PoolStatus, View
 
 if TYPE_CHECKING:
     from cacheaware_operator.plan import PoolPlan
+    from cacheaware_operator.readings import Page
 
 
 class PartName(StrEnum):
@@ -73,3 +75,7 @@ class Fleet(Protocol):
     async def observe(self) -> Snapshot: ...
 
     async def apply(self, plan: PoolPlan) -> None: ...
+
+    async def pages(self) -> Mapping[str, Page]:
+        """The metrics page of every ready replica that answers, by its name."""
+        ...

@@ -7,6 +7,7 @@ It carries out plans and reports what is there. What is to run is decided in `pl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,6 +24,7 @@ from cacheaware_operator.fleet import PartName, PartState, ReplicaSnapshot, Snap
 from cacheaware_operator.local_folder import LocalFolder
 from cacheaware_operator.plan import EnginePlan, PoolPlan
 from cacheaware_operator.processes import Clock, PartCommand, Probe, SupervisedPart
+from cacheaware_operator.readings import Page
 from cacheaware_operator.sidecar_client import SidecarClient, engine_health
 
 
@@ -103,6 +105,18 @@ class LocalFleet:
             self._view = plan.view
         self._scale(plan)
         await asyncio.gather(*(self._deliver(replica, plan.view) for replica in self._replicas))
+
+    async def pages(self) -> dict[str, Page]:
+        pages: dict[str, Page] = {}
+
+        async def read(replica: _Replica) -> None:
+            with contextlib.suppress(Unreachable):  # a round without it leaves everything where it is
+                text = await replica.client.metrics()
+                pages[replica.place.name] = Page(text, asyncio.get_running_loop().time())
+
+        running = (each for each in self._replicas if each.sidecar.snapshot.state is PartState.READY)
+        await asyncio.gather(*(read(replica) for replica in running))
+        return pages
 
     # -- for whoever runs it -----------------------------------------------------------------------------------------
 

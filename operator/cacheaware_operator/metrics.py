@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from cacheaware_operator.cluster_store import PoolKey
-from cacheaware_operator.rebalance_values import Decision, Skip
+from cacheaware_operator.rebalance_values import Decision
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _POOL = ("namespace", "pool")
@@ -55,10 +55,8 @@ class Metrics:
         if decision.moves:
             gain = sum(move.gain_percent or 0.0 for move in decision.moves)
             self._gain.labels(*self._of(self._gain, pool)).set(gain / 100)
-        if decision.skipped is not Skip.DRY_RUN:
-            for move in decision.moves:
-                labels = self._of(self._moves, pool, move.from_, move.to, move.reason)
-                self._moves.labels(*labels).inc()
+        for move in decision.made:
+            self._moves.labels(*self._of(self._moves, pool, move.from_, move.to, move.reason)).inc()
 
     def count_pass(self, seconds: float) -> None:
         self._reconcile.observe(seconds)

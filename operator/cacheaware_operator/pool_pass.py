@@ -26,11 +26,10 @@ from cacheaware_operator.kinds import EVENT, POD, POOL, Kind, Object
 from cacheaware_operator.kubernetes_fleet import Cluster, FleetMemory, KubernetesFleet
 from cacheaware_operator.metrics import Metrics
 from cacheaware_operator.plan import PoolPlan, Wanted, plan_pool
-from cacheaware_operator.readings import readings_of
-from cacheaware_operator.rebalance import decide
+from cacheaware_operator.rebalance_rounds import RebalanceRounds
 from cacheaware_operator.rebalance_status import last_rebalance
 from cacheaware_operator.rebalance_terms import Terms, terms_of
-from cacheaware_operator.rebalance_values import Decision, Skip, State
+from cacheaware_operator.rebalance_values import Decision
 from cacheaware_operator.references import read_pool, references
 from cacheaware_operator.status import blocked_status, pool_status, written_status
 from cacheaware_operator.status_conditions import Finding
@@ -53,9 +52,7 @@ class PoolMemory:
 
     uid: str
     fleet: FleetMemory = field(default_factory=FleetMemory)
-    rebalance: State = field(default_factory=State)
-    next_round: float = float("-inf")
-    closer_look: Sequence[Finding] = ()  # of the last rebalancing round
+    rounds: RebalanceRounds = field(default_factory=RebalanceRounds)
     next_figures: float = float("-inf")
     looks_for_acknowledgement: int = 0  # in a row
 
@@ -116,7 +113,6 @@ class PoolPass:
         decision = await self._rebalance(key, fleet, snapshot, terms, memory)
         plan = plan_pool(wanted, snapshot, None if decision is None else decision.effective)
         await fleet.apply(plan)
-        moved = decision is not None and bool(decision.moves) and decision.skipped is not Skip.DRY_RUN
         before, clock = read_status(pool), self._cluster.clock()
         status = pool_status(
             wanted,
@@ -126,13 +122,13 @@ class PoolPass:
             before,
             self._now(),
             rebalanced=None if decision is None else last_rebalance(decision, _last(before), self._now()),
-            overrides=memory.closer_look,
+            overrides=memory.rounds.closer_look,
         )
         interval = FIGURES_SECONDS if terms.mode is RebalancingMode.OFF else terms.interval
         due = clock >= memory.next_figures
         if due:
             memory.next_figures = clock + interval
-        told = tuple(events.of_moves(decision.moves)) if decision is not None and moved else ()
+        told = () if decision is None else tuple(events.of_moves(decision.made))
         wait = self._wait(wanted, plan, snapshot, memory)
         return _Looked(status, due, min(wait, memory.next_figures - clock), told)
 
@@ -152,17 +148,11 @@ class PoolPass:
     async def _rebalance(
         self, key: PoolKey, fleet: KubernetesFleet, snapshot: Snapshot, terms: Terms, memory: PoolMemory
     ) -> Decision | None:
-        """The round of this interval; None where it is not due."""
-        clock = self._cluster.clock()
-        if terms.mode is RebalancingMode.OFF:
-            memory.rebalance, memory.closer_look, memory.next_round = State(), (), float("-inf")
+        """The round of this interval; None where none is due."""
+        clock = self._cluster.clock
+        if not memory.rounds.due(terms, clock()):
             return None
-        if clock < memory.next_round:
-            return None
-        readings = readings_of(snapshot, await fleet.pages())
-        decision = decide(memory.rebalance, readings, terms, self._cluster.clock())
-        memory.rebalance, memory.closer_look = decision.state, decision.conditions
-        memory.next_round = clock + terms.interval
+        decision = memory.rounds.hold(terms, snapshot, await fleet.pages(), clock())
         self._metrics.count_decision(key, decision)
         return decision
 

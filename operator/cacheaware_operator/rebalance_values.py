@@ -79,3 +79,8 @@ class Decision:
     message: str = ""  # what there is to say of `skipped`
     conditions: tuple[Finding, ...] = ()
     verdict: Verdict | None = None  # what earlier moves brought, in the epoch in which that is known
+
+    @property
+    def made(self) -> tuple[Move, ...]:
+        """The moves that are in `effective`."""
+        return () if self.skipped is Skip.DRY_RUN else self.moves

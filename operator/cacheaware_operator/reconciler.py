@@ -1,4 +1,4 @@
-"""One loop for one pool: observe, plan, apply, tell the status. Everything it decides is in the pure modules."""
+"""One loop for one pool: observe, rebalance, plan, apply, tell the status. What it decides is in the pure modules."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from cacheaware_api.conditions import ConditionType, Reason
 from cacheaware_api.status import CacheAwarePoolStatus
 from cacheaware_operator.fleet import Fleet, Snapshot
 from cacheaware_operator.plan import Wanted, plan_pool
+from cacheaware_operator.rebalance_rounds import RebalanceRounds
+from cacheaware_operator.rebalance_status import last_rebalance
+from cacheaware_operator.rebalance_terms import terms_of
+from cacheaware_operator.rebalance_values import Decision, Move
 from cacheaware_operator.status import pool_status
 
 log = logging.getLogger(__name__)
@@ -30,6 +34,7 @@ class Pass:
     view: wire.View  # that the replicas are given
     snapshot: Snapshot
     status: CacheAwarePoolStatus
+    moves: tuple[Move, ...] = ()  # of quota, in this turn
 
     @property
     def settled(self) -> bool:
@@ -71,6 +76,7 @@ class Reconciler:
         self._now = now
         self._wake = wake
         self._status: CacheAwarePoolStatus | None = None
+        self._rounds = RebalanceRounds()
 
     @property
     def wanted(self) -> Wanted:
@@ -97,16 +103,29 @@ class Reconciler:
         """One turn."""
         wanted = self._wanted  # it may change while we wait
         snapshot = await self._fleet.observe()
-        plan = plan_pool(wanted, snapshot)
+        decision = await self._rebalance(wanted, snapshot)
+        plan = plan_pool(wanted, snapshot, None if decision is None else decision.effective)
         await self._fleet.apply(plan)
+        before = self._status
+        last = None if before is None else before.last_rebalance
         self._status = pool_status(
             wanted,
             plan.view.revision,
             {tier.name: tier.effective_percent for tier in plan.view.tiers},
             snapshot,
-            self._status,
+            before,
             self._now(),
+            rebalanced=None if decision is None else last_rebalance(decision, last, self._now()),
+            overrides=self._rounds.closer_look,
         )
-        done = Pass(wanted, plan.view, snapshot, self._status)
+        moves = () if decision is None else decision.made
+        done = Pass(wanted, plan.view, snapshot, self._status, moves)
         self._publish(done)
         return done
+
+    async def _rebalance(self, wanted: Wanted, snapshot: Snapshot) -> Decision | None:
+        """The round of this interval; None where none is due."""
+        terms, clock = terms_of(wanted.spec), asyncio.get_running_loop().time
+        if not self._rounds.due(terms, clock()):
+            return None
+        return self._rounds.hold(terms, snapshot, await self._fleet.pages(), clock())

@@ -48,6 +48,15 @@ def loop(references: float, length: float) -> ReuseCounts:
     return ReuseCounts(BOUNDS, (*(references if bound > length else 0.0 for bound in BOUNDS), references))
 
 
+def reuse_page(tier_name: str, counts: ReuseCounts) -> str:
+    """As a sidecar's metrics show them."""
+    bounds = [*(f"{bound:g}" for bound in counts.bounds), "+Inf"]
+    return "".join(
+        f'cacheaware_block_reuse_references_bucket{{tier="{tier_name}",le="{bound}"}} {count}\n'
+        for bound, count in zip(bounds, counts.cumulative, strict=True)
+    )
+
+
 @dataclass(slots=True)
 class CurvePool:
     """`epoch` lets traffic pass, asks the rebalancer, and hands out what it says; the next one acknowledges it."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cacheaware_api import durations
-from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, EngineType, KVCacheDtype, RebalancingMode
+from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, EngineType, KVCacheDtype
 from cacheaware_api.wire import Admission, IdentityType
 
 
 def not_built_yet(spec: CacheAwarePoolSpec) -> list[str]:
     """One sentence for each field that local processes cannot act on yet, with what to write instead."""
-    return [*_of_every_fleet(spec), *_of_local_processes(spec), *_of_a_single_machine(spec)]
+    return [*_of_every_fleet(spec), *_of_local_processes(spec)]
 
 
 def not_built_in_a_cluster(spec: CacheAwarePoolSpec) -> list[str]:
@@ -45,14 +45,6 @@ def _of_every_fleet(spec: CacheAwarePoolSpec) -> Iterator[str]:
             yield f"{where}.admission: {tier.admission} is not built yet: use Queue, or leave it out"
     if spec.identity.type is IdentityType.TRUSTED_HEADERS:
         yield "spec.identity.type: TrustedHeaders is not built yet: use APIKeys or Open"
-
-
-def _of_a_single_machine(spec: CacheAwarePoolSpec) -> Iterator[str]:
-    if spec.effective_rebalancing.mode is not RebalancingMode.OFF:
-        yield (
-            f"spec.rebalancing.mode: {spec.effective_rebalancing.mode} is not built yet: "
-            'write mode: "Off", or leave rebalancing out'
-        )
 
 
 def cluster_only(spec: CacheAwarePoolSpec) -> list[str]:

@@ -11,7 +11,10 @@ import pytest
 from cacheaware_api import wire
 from cacheaware_operator.fleet import ReplicaSnapshot, Snapshot
 from cacheaware_operator.plan import PoolPlan, Wanted
+from cacheaware_operator.readings import Page
 from cacheaware_operator.reconciler import Pass, Reconciler
+from cacheaware_operator.testing_rebalance import loop as loop_over
+from cacheaware_operator.testing_rebalance import reuse_page
 
 MakeWanted = Callable[..., Wanted]
 
@@ -28,6 +31,7 @@ class MemoryFleet:
         self._since = 0
         self.applied: list[PoolPlan] = []
         self.failures: list[Exception] = []
+        self.page: Callable[[], str] = str  # the metrics of every replica
 
     async def observe(self) -> Snapshot:
         if self._plan is None:
@@ -43,6 +47,10 @@ class MemoryFleet:
         if plan != self._plan:
             self._plan, self._since = plan, 0
         self.applied.append(plan)
+
+    async def pages(self) -> dict[str, Page]:
+        now = asyncio.get_running_loop().time()
+        return {name: Page(self.page(), now) for name in (self._plan.replicas if self._plan is not None else ())}
 
 
 class Loop:
@@ -60,11 +68,12 @@ class Loop:
         self._told.set()
 
     async def until(self, condition: Callable[[Pass], bool]) -> Pass:
-        while True:
-            if self.passes and condition(self.passes[-1]):
-                return self.passes[-1]
-            self._told.clear()
-            await self._told.wait()
+        async with asyncio.timeout(3600):  # of virtual time
+            while True:
+                if self.passes and condition(self.passes[-1]):
+                    return self.passes[-1]
+                self._told.clear()
+                await self._told.wait()
 
 
 @asynccontextmanager
@@ -150,3 +159,59 @@ async def test_quotas_refused_for_an_earlier_view_say_nothing_of_the_new_one(
         first = await loop.until(lambda done: done.wanted.generation == 2)
         assert first.refused is None  # asked before it was given the new view
         await loop.until(lambda done: done.refused is not None)
+
+
+# -- rebalancing -------------------------------------------------------------------------------------------------------
+
+
+def gold_wants_more(fleet: MemoryFleet) -> None:
+    """Gold walks over more blocks than its half holds, again and again; bronze asks for nothing."""
+    looks = 0
+
+    def page() -> str:
+        nonlocal looks
+        looks += 1
+        return reuse_page("gold", loop_over(5000.0 * looks, 65))
+
+    fleet.page = page
+
+
+@pytest.mark.parametrize(
+    ("mode", "gold", "numbers"),
+    [
+        pytest.param("Auto", 65, {1, 2}, id="Auto: quota moves, and replicas are told"),
+        pytest.param("DryRun", 50, {1}, id="DryRun: it is only told what would move"),
+    ],
+)
+async def test_quota_moves_to_where_it_earns_hits(
+    make_wanted: MakeWanted,
+    make_replica: Callable[..., ReplicaSnapshot],
+    spec: dict[str, object],
+    mode: str,
+    gold: int,
+    numbers: set[int],
+) -> None:
+    fleet = MemoryFleet(make_replica)
+    gold_wants_more(fleet)
+    wanted = make_wanted({**spec, "rebalancing": {"mode": mode, "interval": "10s"}})
+    async with running(fleet, wanted) as loop:
+        done = await loop.until(lambda done: done.status.last_rebalance is not None and done.settled)
+        assert done.status.last_rebalance is not None
+        (told,) = done.status.last_rebalance.moves
+        assert (told.from_, told.to) == ("bronze", "gold")
+        assert {tier.name: tier.effective_percent for tier in done.status.tiers}["gold"] >= gold
+        assert {each.view.revision.number for each in loop.passes} == numbers
+        assert [move.to for each in loop.passes for move in each.moves] == ["gold"] * (len(numbers) - 1)
+
+
+async def test_rebalancing_that_is_switched_off_gives_back_what_it_moved(
+    make_wanted: MakeWanted, make_replica: Callable[..., ReplicaSnapshot], spec: dict[str, object]
+) -> None:
+    fleet = MemoryFleet(make_replica)
+    gold_wants_more(fleet)
+    wanted = make_wanted({**spec, "rebalancing": {"mode": "Auto", "interval": "10s"}})
+    async with running(fleet, wanted) as loop:
+        await loop.until(lambda done: bool(done.moves))
+        loop.reconciler.want(make_wanted({**spec, "rebalancing": {"mode": "Off"}}, generation=2))
+        done = await loop.until(lambda done: done.wanted.generation == 2 and done.settled)
+        assert {tier.name: tier.effective_percent for tier in done.view.tiers} == {"gold": 50, "bronze": 30}

@@ -31,9 +31,6 @@ def with_field(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
             "spec.identity.type: TrustedHeaders",
             id="gateway",
         ),
-        pytest.param("rebalancing", {"mode": "Auto"}, "spec.rebalancing.mode: Auto", id="rebalancing"),
-        pytest.param("rebalancing", {}, "spec.rebalancing.mode: Auto", id="rebalancing by default"),
-        pytest.param("rebalancing", {"mode": "DryRun"}, "spec.rebalancing.mode: DryRun", id="dry run"),
         pytest.param(
             "engine.env",
             [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
@@ -56,7 +53,7 @@ def test_what_is_not_built_yet_is_refused_by_name(
         pytest.param("tiers.0.batchingWindow", "0s", id="never held"),
         pytest.param("tiers.0.batchingWindow", "0ms", id="never held, in milliseconds"),
         pytest.param("tiers.0.admission", "Queue", id="queue"),
-        pytest.param("rebalancing", {"mode": "Off"}, id="rebalancing off"),
+        pytest.param("rebalancing", {"mode": "Auto"}, id="rebalancing"),
         pytest.param("engine.kvCache.dtype", "Auto", id="compute dtype"),
         pytest.param("model.source", "hf://org/model", id="hub"),
     ],
@@ -92,7 +89,6 @@ def test_a_plain_pool_needs_no_word(make_wanted: Callable[..., Wanted]) -> None:
     ("path", "value"),
     [
         pytest.param("model.source", "pvc://models/tiny", id="volume"),
-        pytest.param("rebalancing", {"mode": "Auto"}, id="rebalancing"),
         pytest.param(
             "engine.env",
             [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
