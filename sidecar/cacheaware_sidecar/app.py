@@ -61,6 +61,13 @@ def create_app(
         page = pages.engine_page(page, gate.queued)
         return web.Response(body=page.encode() + metrics.page(), headers={"Content-Type": pages.CONTENT_TYPE})
 
+    async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Server"] = "cacheaware"
+        if traffic.draining:  # whoever has this connection open sends the next request elsewhere
+            response.force_close()
+            response.headers["Connection"] = "close"
+
+    app.on_response_prepare.append(finish_head)
     app.router.add_post("/v1/chat/completions", proxy.generate)
     app.router.add_post("/v1/completions", proxy.generate)
     app.router.add_get("/v1/models", proxy.pass_through)

@@ -57,7 +57,10 @@ def create_control_app(
     async def put_view(request: web.Request) -> web.Response:
         try:
             view = wire.from_json(
-                wire.View, parse_object(await read_body(request, most=_LARGEST_VIEW, seconds=_VIEW_SECONDS))
+                wire.View,
+                parse_object(
+                    await read_body(request, most=_LARGEST_VIEW, seconds=_VIEW_SECONDS, silence=_VIEW_SECONDS)
+                ),
             )
             views.offer(view)
         except (wire.WireError, ViewRefused) as error:

@@ -3,7 +3,10 @@
     Refusal                 any answer that is not the engine's: status, reason, message, what to do next
     ├── BadRequest          400  the body, a header or a number in it
     │   ├── UnknownTier     400  no such tier; lists those there are
-    │   └── TooLarge        413  more bytes than --max-body-bytes
+    │   ├── TooSlow         408  the request did not arrive in time
+    │   ├── TooLarge        413  more bytes than --max-body-bytes
+    │   ├── UnknownCoding   415  a content-encoding that is not taken apart here
+    │   └── HeadTooLarge    431  a header, or the request line
     ├── Unauthorized        401  no key, or one that nobody was given
     ├── TierNotAllowed      403  a tier that this key may not use
     ├── NotFound            404  a path that is not offered
@@ -30,6 +33,9 @@ class Reason(StrEnum):
     BAD_REQUEST = "bad-request"
     UNKNOWN_TIER = "unknown-tier"
     TOO_LARGE = "too-large"
+    TOO_SLOW = "too-slow"
+    UNKNOWN_CODING = "unknown-coding"
+    HEAD_TOO_LARGE = "head-too-large"
     UNKNOWN_KEY = "unknown-key"
     TIER_NOT_ALLOWED = "tier-not-allowed"
     NOT_FOUND = "not-found"
@@ -103,6 +109,29 @@ class TooLarge(BadRequest):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the body has more than the {limit} bytes that are taken here: send less at once")
+
+
+class TooSlow(BadRequest):
+    """The client stopped sending. Nothing was begun, so sending it again is safe."""
+
+    status = 408
+    default_reason = Reason.TOO_SLOW
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, should_retry=True)
+
+
+class UnknownCoding(BadRequest):
+    status = 415
+    default_reason = Reason.UNKNOWN_CODING
+
+
+class HeadTooLarge(BadRequest):
+    status = 431
+    default_reason = Reason.HEAD_TOO_LARGE
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the request line or a header has more than {limit} bytes: send a shorter one")
 
 
 class Unauthorized(Refusal):

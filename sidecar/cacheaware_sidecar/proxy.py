@@ -243,6 +243,8 @@ class Proxy:
         record.status = 200
         response = _with_ours(relay.with_headers_of(answer, web.StreamResponse()), record)
         self._server_timing(response, record)
+        if request.version < aiohttp.HttpVersion11:
+            response.force_close()  # without chunks, only the connection's end tells the stream's
         try:
             await stream.run(request, response, chunk)
         except Exception:
@@ -253,10 +255,7 @@ class Proxy:
         return response
 
     async def _whole(self, record: Record, answer: aiohttp.ClientResponse) -> web.Response:
-        chunks = []
-        while chunk := await relay.read(answer):
-            chunks.append(chunk)
-        body = b"".join(chunks)
+        body = await relay.read_whole(answer)
         record.meter.observe_body(body, self._clock())
         record.status = 200
         record.ended(Outcome.ANSWERED)
@@ -315,7 +314,10 @@ class Proxy:
         return caller
 
     async def _read_body(self, request: web.Request) -> bytes:
-        return await read_body(request, most=self._settings.max_body_bytes, seconds=self._settings.request_timeout)
+        settings = self._settings
+        return await read_body(
+            request, most=settings.max_body_bytes, seconds=settings.request_timeout, silence=settings.idle_timeout
+        )
 
     async def _ask(self, request: web.Request, record: Record, body: bytes | None) -> web.Response:
         url = self._settings.engine_url + request.path

@@ -21,6 +21,7 @@ from cacheaware_sidecar.sse import DONE, Event, EventParser, EventTooLarge
 from cacheaware_sidecar.upstream import EngineStream
 
 _LONGEST_ERROR = 1024 * 1024
+_LONGEST_ANSWER = 64 * 1024 * 1024  # that does not stream: it is held whole, and sixteen answers of 1M tokens fit
 _TAIL_SECONDS = 0.05  # after [DONE], for the end of the engine's message, so that its connection can be used again
 
 
@@ -46,13 +47,23 @@ async def read(answer: aiohttp.ClientResponse) -> bytes:
         raise EngineStream("the engine broke off its answer") from error
 
 
+async def read_whole(answer: aiohttp.ClientResponse) -> bytes:
+    """All of an answer that does not stream. Raises `EngineStream` for one without an end."""
+    return await _read_all(answer, _LONGEST_ANSWER)
+
+
 async def read_error(answer: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
+    return await _read_all(answer, _LONGEST_ERROR)
+
+
+async def _read_all(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    chunks, size = [], 0
     while chunk := await read(answer):
-        body += chunk
-        if len(body) > _LONGEST_ERROR:
-            raise EngineStream(f"the engine answered {answer.status} with more than {_LONGEST_ERROR} bytes")
-    return bytes(body)
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > most:
+            raise EngineStream(f"the engine answered {answer.status} with more than {most} bytes")
+    return b"".join(chunks)
 
 
 def with_headers_of(answer: aiohttp.ClientResponse, response: R) -> R:

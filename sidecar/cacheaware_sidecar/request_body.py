@@ -8,22 +8,38 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from cacheaware_sidecar.errors import BadRequest, TooLarge
+from cacheaware_sidecar.errors import BadRequest, TooLarge, TooSlow, UnknownCoding
+
+_DECODED = frozenset({"", "identity", "gzip", "deflate"})  # by the HTTP library, as the bytes come
 
 
-async def read_body(request: web.Request, *, most: int, seconds: float) -> bytes:
-    """At most `most` bytes, counted as they come and after any decoding. Raises `TooLarge` or `BadRequest`."""
+async def read_body(request: web.Request, *, most: int, seconds: float, silence: float) -> bytes:
+    """At most `most` bytes, counted as they come and after any decoding, in at most so many seconds and without a
+    longer silence. Raises `TooLarge`, `TooSlow`, `UnknownCoding` or `BadRequest`.
+    """
+    coding = request.headers.get("Content-Encoding", "").strip().lower()
+    if coding not in _DECODED:
+        raise UnknownCoding(
+            f"a body in content-encoding {coding[:30]!r} cannot be read here: send gzip, deflate, or none",
+            param="content-encoding",
+        )
     if request.content_length is not None and request.content_length > most:
         raise TooLarge(most)
     body = bytearray()
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
     try:
-        async with asyncio.timeout(seconds):
-            async for chunk in request.content.iter_any():
-                body += chunk
+        async with asyncio.timeout(None) as limit:
+            while not request.content.at_eof():
+                limit.reschedule(min(end, loop.time() + silence))
+                body += await request.content.readany()
                 if len(body) > most:
                     raise TooLarge(most)
     except TimeoutError:
-        raise BadRequest(f"the body did not arrive within {seconds:g} s (--request-timeout)") from None
+        raise TooSlow(
+            f"the body did not arrive: more than {silence:g} s without a byte (--idle-timeout), "
+            f"or {seconds:g} s in all (--request-timeout)"
+        ) from None
     except (web.RequestPayloadError, aiohttp.ClientError, HttpProcessingError) as error:
         raise BadRequest(f"the body cannot be read ({type(error).__name__})") from None
     return bytes(body)

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from cacheaware_api import wire
 from cacheaware_api.conditions import ConditionType
@@ -30,6 +29,7 @@ from cacheaware_sidecar.explain import Decisions
 from cacheaware_sidecar.fair_queue import Terms
 from cacheaware_sidecar.figures import Figures
 from cacheaware_sidecar.gate import Gate
+from cacheaware_sidecar.http_server import listening
 from cacheaware_sidecar.logs import values
 from cacheaware_sidecar.metrics import LedgerCollector, Metrics, WorkingSetCollector
 from cacheaware_sidecar.prefix_index import PrefixIndex
@@ -44,8 +44,6 @@ from cacheaware_sidecar.watched_files import POLL_SECONDS, WatchedFiles
 from cacheaware_sidecar.working_set import WorkingSets
 
 log = logging.getLogger(__name__)
-
-_CLOSING_SECONDS = 0.25  # for connections that are left after draining
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,8 +136,10 @@ class Sidecar:
                 status=self.status,
             )
             async with (
-                _listening(app, settings.host, settings.port) as port,
-                _listening(control, settings.control_host, settings.control_port) as control_port,
+                listening(app, settings.host, settings.port, head_seconds=settings.idle_timeout) as port,
+                listening(
+                    control, settings.control_host, settings.control_port, head_seconds=settings.idle_timeout
+                ) as control_port,
                 _running(self.failed, link.run(), self._watch_files()),
             ):
                 log.info("serving", extra=values(port=port, control_port=control_port, engine=settings.engine_url))
@@ -228,18 +228,6 @@ def _identity_condition(view: wire.View) -> wire.Condition:
         message = "anyone who reaches the port may use any tier; set identity.type to APIKeys to change it"
         return wire.Condition(kind, "False", str(ConditionReason.OPEN), message)
     return wire.Condition(kind, "True", str(ConditionReason.API_KEYS))
-
-
-@contextlib.asynccontextmanager
-async def _listening(app: web.Application, host: str, port: int) -> AsyncIterator[int]:
-    # Without handler_cancellation a client that leaves would go unnoticed, and its request would run to the end.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING_SECONDS)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-        yield int(runner.addresses[0][1])
-    finally:
-        await runner.cleanup()
 
 
 @contextlib.asynccontextmanager

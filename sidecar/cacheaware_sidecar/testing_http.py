@@ -1,0 +1,100 @@
+"""A client that writes bytes instead of requests, for tests of what no HTTP library would send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RawAnswer:
+    """What came back to the end of the connection, or until nothing more came."""
+
+    data: bytes
+    closed: bool
+
+    @property
+    def status(self) -> int:
+        return int(self.data.split(b" ", 2)[1])
+
+    @property
+    def head(self) -> str:
+        return self.data.partition(b"\r\n\r\n")[0].decode("latin-1").lower()
+
+    @property
+    def body(self) -> bytes:
+        return self.data.partition(b"\r\n\r\n")[2]
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """OpenAI's error object; fails for any other answer."""
+        error: dict[str, Any] = json.loads(self.body)["error"]
+        return error
+
+
+def raw_post(
+    body: bytes,
+    *headers: bytes,
+    path: bytes = b"/v1/completions",
+    version: bytes = b"1.1",
+    length: bytes | None = None,
+) -> bytes:
+    """A request as bytes; `length` instead of the body's own."""
+    lines = [
+        b"POST %s HTTP/%s" % (path, version),
+        b"Host: test",
+        b"Content-Type: application/json",
+        b"Content-Length: " + (str(len(body)).encode() if length is None else length),
+        *headers,
+    ]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RawConnection:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        with contextlib.suppress(ConnectionError):
+            await self.writer.drain()
+
+    async def rest(self, seconds: float = 10.0, until: bytes | None = None) -> RawAnswer:
+        """Read to the end of the connection, or until `until` has come; for at most so many seconds."""
+        data, closed = bytearray(), False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not closed and (until is None or until not in data):
+                    try:
+                        chunk = await self.reader.read(65536)
+                    except ConnectionError:
+                        chunk = b""
+                    closed = not chunk
+                    data += chunk
+        return RawAnswer(bytes(data), closed)
+
+
+@contextlib.asynccontextmanager
+async def raw_connection(url: str) -> AsyncIterator[RawConnection]:
+    """A connection to the server of `url`."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        yield RawConnection(reader, writer)
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def raw_exchange(url: str, data: bytes, seconds: float = 10.0, until: bytes | None = None) -> RawAnswer:
+    """Send bytes on a connection of their own and read what comes back."""
+    async with raw_connection(url) as connection:
+        await connection.send(data)
+        return await connection.rest(seconds, until)
