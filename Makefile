@@ -4,10 +4,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Extra arguments for pip, e.g. PIP_ARGS="--index-url …" for a mirror or for CPU-only wheels of torch.
 PIP_ARGS ?=
+# Arguments of a benchmark.
+ARGS ?=
 PATHS  := operator sidecar engine crds cli tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test e2e check crd format lock clean
+.PHONY: help setup demo up test e2e bench-operator check crd format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,6 +37,9 @@ test: setup ## the test suite
 
 e2e: setup ## the tests that need a Kubernetes API server (they skip, and say why, where there is none)
 	$(BIN)/python -m pytest e2e
+
+bench-operator: setup ## what the operator costs with 200 pools on a real API server (15 minutes; ARGS=--quick: two)
+	$(BIN)/python -m benchmarks.bench_operator $(ARGS)
 
 check: setup ## linter, formatter, types and import contracts (seconds)
 	$(BIN)/ruff check $(PATHS)
