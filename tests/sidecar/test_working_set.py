@@ -201,6 +201,16 @@ class TestPrefillPace:
             pace.note(blocks, 0.05 + 0.01 * blocks + (rng.uniform(5, 20) if number % 6 == 0 else 0))
         assert pace.seconds_per_block() == pytest.approx(0.01, rel=0.2)
 
+    def test_is_that_of_the_same_engine_for_a_tier_whose_requests_come_in_bursts(self) -> None:
+        rng = random.Random(6)
+        pace = PrefillPace()
+        waited = 0.0
+        for number in range(96):
+            blocks = rng.randint(10, 200)
+            waited = 0.0 if number % 10 == 0 else waited + 0.05 + 0.01 * blocks
+            pace.note(blocks, waited + 0.05 + 0.01 * blocks)
+        assert pace.seconds_per_block() == pytest.approx(0.01, rel=0.2)
+
     def test_of_prompts_that_are_all_alike_is_their_mean(self) -> None:
         pace = PrefillPace()
         for _ in range(20):
