@@ -138,40 +138,63 @@ def status(
     pool: Annotated[
         str | None, typer.Argument(help="Name of the pool; may be left out when only one runs.", show_default=False)
     ] = None,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the pool.")] = "default",
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            help="Namespace of the pool (default: the context's, else default).",
+            show_default=False,
+        ),
+    ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option("--context", help="Show a pool of the cluster of this kubeconfig context.", show_default=False),
+    ] = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="table for people, the rest for programs.")] = (
         Output.TABLE
     ),
 ) -> None:
     """Show a running pool as its object's status would in a cluster: tiers against quotas, conditions, parts.
 
-    Exit code 1 if the pool does not run here.
+    Exit code 1 if there is no such pool.
 
     [bold]cacheaware status[/bold]
 
     [bold]cacheaware status chat -o json | jq .status.tiers[/bold]
+
+    [bold]cacheaware status chat -n models --context production[/bold]
     """
     _require("cli", "operator")
     import asyncio
 
     from cacheaware import pool_status, state_file
 
+    state = None
     try:
-        state = pool_status.find(state_file.state_folder(), namespace, pool)
-        current = asyncio.run(pool_status.current_status(state))
+        if context is not None:
+            from cacheaware import cluster_status
+
+            shown = cluster_status.find(context, namespace, pool)
+            current = cluster_status.read_status(shown)
+        else:
+            state = pool_status.find(state_file.state_folder(), namespace or "default", pool)
+            current = asyncio.run(pool_status.current_status(state))
+            shown = pool_status.as_object(state, current)
     except pool_status.NotRunning as error:
         _fail(f"cacheaware status: {error}")
     if output is Output.JSON:
-        typer.echo(pool_status.to_json(state, current))
+        typer.echo(pool_status.to_json(shown))
     elif output is Output.YAML:
-        typer.echo(pool_status.to_yaml(state, current))
+        typer.echo(pool_status.to_yaml(shown))
     else:
         from rich.console import Console
 
         from cacheaware import status_table
 
         console = Console(highlight=False)
-        for part in status_table.render(state, current):
+        name = f"{shown['metadata']['namespace']}/{shown['metadata']['name']}"
+        for part in status_table.render(name, current, state):
             console.print(part, soft_wrap=isinstance(part, str))
 
 

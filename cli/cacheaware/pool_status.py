@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -113,12 +114,12 @@ def as_object(state: State, status: CacheAwarePoolStatus) -> dict[str, Any]:
     }
 
 
-def to_json(state: State, status: CacheAwarePoolStatus) -> str:
-    return json.dumps(as_object(state, status), indent=2)
+def to_json(pool: Mapping[str, Any]) -> str:
+    return json.dumps(pool, indent=2)
 
 
-def to_yaml(state: State, status: CacheAwarePoolStatus) -> str:
-    return yaml.safe_dump(as_object(state, status), sort_keys=False, allow_unicode=True).rstrip()
+def to_yaml(pool: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(pool), sort_keys=False, allow_unicode=True).rstrip()
 
 
 def condition(status: CacheAwarePoolStatus, type_: str) -> str:

@@ -17,8 +17,9 @@ from cacheaware_api.status import CacheAwarePoolStatus, LastRebalance
 _NOTHING = "-"
 
 
-def render(state: State, status: CacheAwarePoolStatus) -> Iterator[RenderableType]:
-    yield _summary(state, status)
+def render(pool: str, status: CacheAwarePoolStatus, state: State | None = None) -> Iterator[RenderableType]:
+    """`pool` is its namespace and name; `state` tells of the processes of a pool on this machine."""
+    yield _summary(pool, status)
     yield ""
     yield _tiers(status)
     yield ""
@@ -26,11 +27,12 @@ def render(state: State, status: CacheAwarePoolStatus) -> Iterator[RenderableTyp
         yield _moves(status.last_rebalance)
         yield ""
     yield _conditions(status)
-    yield ""
-    yield _parts(state)
+    if state is not None:
+        yield ""
+        yield _parts(state)
 
 
-def _summary(state: State, status: CacheAwarePoolStatus) -> Text:
+def _summary(pool: str, status: CacheAwarePoolStatus) -> Text:
     ready = condition(status, ConditionType.READY)
     capacity = status.capacity
     if capacity is None:
@@ -42,7 +44,7 @@ def _summary(state: State, status: CacheAwarePoolStatus) -> Text:
         blocks = f"{span} KV blocks of {capacity.block_size} tokens per replica"
     hits = "" if status.hit_percent is None else f", {status.hit_percent} % of prompt tokens from the cache"
     return Text(
-        f"{state.pool.namespace}/{state.pool.name}: Ready {ready}, "
+        f"{pool}: Ready {ready}, "
         f"{status.ready_replicas} of {status.replicas} replicas, revision {status.revision}, {blocks}{hits}"
     )
 
