@@ -44,6 +44,17 @@ AUDIT_POLICY = {
 }
 
 
+class WithoutEndpoints(ControlPlane):
+    """The API server takes no loopback address as an endpoint, and the controllers of endpoints would try for ever, at
+    the cost of all the others.
+    """
+
+    def _spawn(self, program: str, *flags: str) -> None:
+        if program == "kube-controller-manager":
+            flags = (*flags, "--controllers=*,-endpoints-controller,-endpointslice-controller")
+        super()._spawn(program, *flags)
+
+
 class AuditLog:
     """The operator's writes, by verb and resource."""
 
@@ -209,7 +220,7 @@ async def standing(folder: Path) -> AsyncIterator[Bed]:
     log = folder / "audit.log"
     flags = (f"--audit-policy-file={policy}", f"--audit-log-path={log}")
     programs = await asyncio.to_thread(find_programs, os.environ)
-    with ControlPlane(programs, folder, flags) as access:
+    with WithoutEndpoints(programs, folder, flags) as access:
         cluster = Cluster(access)
         try:
             kubeconfig = await asyncio.to_thread(_install, cluster, folder)

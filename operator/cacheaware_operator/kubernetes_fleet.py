@@ -9,6 +9,7 @@ is in its ConfigMap before any sidecar is told, so that its number is never used
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -23,13 +24,15 @@ from cacheaware_operator.cluster.objects import Discovered, build_objects
 from cacheaware_operator.cluster.view_file import read_view
 from cacheaware_operator.cluster_store import ClusterStore, ObjectKey, PoolKey, key_of
 from cacheaware_operator.drift import Applied
-from cacheaware_operator.errors import FieldConflict, PoolBlocked, PoolGone, Unreachable
+from cacheaware_operator.errors import ApiRefused, FieldConflict, PoolBlocked, PoolGone, Unreachable
 from cacheaware_operator.fleet import ReplicaSnapshot, Snapshot
 from cacheaware_operator.kinds import CONFIG_MAP, DEPLOYMENT, POD, POOL, SECRET, Kind, Object, kind_of
 from cacheaware_operator.kubernetes_api import KubernetesApi
 from cacheaware_operator.plan import PoolPlan, Wanted
 from cacheaware_operator.readings import Page
 from cacheaware_operator.sidecars import Sidecars
+
+log = logging.getLogger(__name__)
 
 TOLD_AGAIN_AFTER = 5.0  # seconds for an engine to acknowledge a view
 CONFLICT_REST, LONGEST_CONFLICT_REST = 10.0, 60.0  # seconds between two tries at a field that is another's
@@ -237,8 +240,15 @@ class KubernetesFleet:
         for key, known in self._cluster.store.of_pool(self._key):
             owned = key.kind not in (POD, POOL) and drift.is_owned_by(known, self._wanted.uid)
             if owned and key not in wanted and not known["metadata"].get("deletionTimestamp"):
-                await self._cluster.api.delete(key.kind.path(key.namespace, key.name), known["metadata"]["uid"])
-                self._memory.applied.pop(key, None)
+                await self._remove(key, known["metadata"]["uid"])
+
+    async def _remove(self, key: ObjectKey, uid: str) -> None:
+        """That it stays harms nobody, and it may be of a kind that our rights do not let us delete."""
+        try:
+            await self._cluster.api.delete(key.kind.path(key.namespace, key.name), uid)
+        except ApiRefused as refused:
+            log.warning("%s %s of pool %s is superfluous and stays: %s", key.kind, key.name, self._key, refused)
+        self._memory.applied.pop(key, None)
 
     # -- telling -------------------------------------------------------------------------------------------------------
 
