@@ -24,7 +24,9 @@ from e2e.control_plane import ControlPlane, find_programs, free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMESPACE, OPERATOR = "cacheaware-system", "cacheaware-operator"
-_POOLS_PATH = "/apis/cacheaware.dev/v1alpha1/{}/cacheawarepools"
+_ALL_POOLS = "/apis/cacheaware.dev/v1alpha1/cacheawarepools"
+_POOLS_OF = "/apis/cacheaware.dev/v1alpha1/namespaces/{}/cacheawarepools"
+_FOR_EVER = aiohttp.ClientTimeout(total=None)
 _WRITERS = 8
 _END_SECONDS = 20.0
 _MIB = 1024**2
@@ -127,6 +129,7 @@ class Bed:
         self.pools: dict[tuple[str, str], Object] = {}  # as a watch tells them
         self._changed = asyncio.Event()
         self._writers = asyncio.Semaphore(_WRITERS)
+        self._watch: asyncio.Task[None] | None = None
 
     # -- pools ---------------------------------------------------------------------------------------------------------
 
@@ -134,22 +137,31 @@ class Bed:
         await self._request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
 
     async def apply(self, namespace: str, pool: Object) -> None:
-        path = f"{_POOLS_PATH.format(f'namespaces/{namespace}')}/{pool['metadata']['name']}"
+        path = f"{_POOLS_OF.format(namespace)}/{pool['metadata']['name']}"
         await self._request("PATCH", path, pool, APPLY_PATCH, {"fieldManager": "bench"})
 
     async def patch_spec(self, key: tuple[str, str], spec: Object) -> Object:
-        path = f"{_POOLS_PATH.format(f'namespaces/{key[0]}')}/{key[1]}"
+        path = f"{_POOLS_OF.format(key[0])}/{key[1]}"
         patched: Object = await self._request("PATCH", path, {"spec": spec}, MERGE_PATCH)
         return patched
 
-    async def watch(self) -> None:
-        """Keeps `pools` true, until cancelled."""
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        self._watch = asyncio.create_task(self._watch_pools())
+        try:
+            yield
+        finally:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+
+    async def _watch_pools(self) -> None:
+        """Keeps `pools` true."""
         while True:
-            listed = await self._request("GET", _POOLS_PATH.format("").replace("//", "/"))
+            listed = await self._request("GET", _ALL_POOLS)
             for pool in listed["items"]:
                 self._note(pool)
             query = {"watch": "true", "resourceVersion": listed["metadata"]["resourceVersion"]}
-            async with self._session.get(_POOLS_PATH.format("").replace("//", "/"), params=query) as answer:
+            async with self._session.get(_ALL_POOLS, params=query, timeout=_FOR_EVER) as answer:
                 rest = b""
                 async for part in answer.content.iter_any():
                     *lines, rest = (rest + part).split(b"\n")
@@ -161,10 +173,11 @@ class Bed:
         try:
             async with asyncio.timeout(seconds):
                 while not is_so():
+                    self.check()
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            self.operator.check()
+            self.check()
             raise RuntimeError(f"{what} did not come in {seconds:.0f} s; see {self.operator.log}") from None
 
     # -- the node ------------------------------------------------------------------------------------------------------
@@ -184,8 +197,11 @@ class Bed:
             return read
 
     def check(self) -> None:
+        """Raises if something has ended that has to run."""
         self.operator.check()
         self.node.check()
+        if self._watch is not None and self._watch.done():
+            self._watch.result()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -244,12 +260,8 @@ async def standing(folder: Path) -> AsyncIterator[Bed]:
             stack.push_async_callback(operator.end)
             session = await stack.enter_async_context(cluster.session())
             bed = Bed(session, f"http://127.0.0.1:{port}", operator, node, AuditLog(log))
-            watching = asyncio.create_task(bed.watch())
-            try:
+            async with bed.watching():
                 yield bed
-            finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
 
 
 def _install(cluster: Cluster, folder: Path) -> Path:
@@ -260,8 +272,7 @@ def _install(cluster: Cluster, folder: Path) -> Path:
     cluster.apply(*first)
     cluster.apply(*(each for each in written if each not in first))
     cluster.kubectl("wait", "--for=condition=Established", f"crd/{POOLS}")
-    path = _POOLS_PATH.format("").replace("//", "/")
-    cluster.wait_for("the API of pools", lambda: cluster.request("GET", path).ok)
+    cluster.wait_for("the API of pools", lambda: cluster.request("GET", _ALL_POOLS).ok)
     return cluster.kubeconfig_of(NAMESPACE, OPERATOR, folder)
 
 
