@@ -62,6 +62,10 @@ class GroupTree:
     def checkpoints(self, chunks: Sequence[bytes]) -> tuple[bytes, ...]:
         return tuple(chunks[self._every - 1 :: self._every])
 
+    def path_of(self, request_id: str) -> tuple[bytes, ...]:
+        """Checkpoints of a request that is here."""
+        return self._paths[request_id]
+
     def add(self, request_id: str, chunks: Sequence[bytes]) -> None:
         if request_id in self._paths:
             raise ValueError(f"request {request_id} is in the tree already")

@@ -1,29 +1,83 @@
-"""What the engine probably still has: a bounded record of the chunks that recent requests started with. Pure.
+"""What the engine probably still has, and how many tokens that is: recent requests' chunks, and what came true. Pure.
 
 It holds every chunk's whole path: chunks go least recently used first, and a chunk goes before those that lead to it.
 So what is known of a prompt is always a prefix of it: matching takes O(log chunks) look-ups, inserting O(chunks).
+
+Chunks are text, and the engine counts tokens of a rendered template in whole blocks. That is learned, not rebuilt: what
+the engine once said it had cached for a match of this length at this chunk is the best prediction for the next one; a
+prompt's whole length is remembered where it ended, as the next turn of its conversation starts with it and its answer;
+elsewhere an offset corrects the count by chunks.
+
 It knows no quotas and no blocks; the engine's ledger does.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from cacheaware_sidecar.scheduling.requests import Used, Waiting
+
 DEFAULT_CAPACITY = 200_000  # chunks; about 50 MB
+_CONVERSATIONS = 20_000
+_LEARNING_RATE = 0.1
+_LARGEST_STEP = 64.0  # tokens that one prediction may correct the offset by: an evicted prefix is no offset
+_EVICTED = 0.5  # the engine had less than this part of what was predicted: it has dropped the prefix
+_REACH_STEP = 1.01
+_LEAST_REACH, _MOST_REACH = 0.25, 4.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Match:
+    """How much of a prompt is known: leading chunks, and the tokens that they probably are in the engine's cache."""
+
+    chunks: int
+    tokens: int
+
+
+@dataclasses.dataclass(slots=True)
+class _Conversation:
+    tokens: int  # of its last turn, prompt and answer
+    kept: bool  # whether the engine still had the turn before when the last one came
 
 
 class PrefixIndex:
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
-        self._capacity = capacity
-        self._known: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
+        self._most = capacity
+        self._engine: int | None = None  # tokens that fit the engine's cache
+        self._chunk_tokens: float | None = None  # of a usual prompt
+        self._reach = 1.0  # how much longer the engine keeps chunks than a plain cache of its size would
+        # Least recently used first. The value: tokens that the engine had cached for a match that ended here.
+        self._known: OrderedDict[bytes, int | None] = OrderedDict()
+        self._conversations: OrderedDict[str, _Conversation] = OrderedDict()
+        self._offset = 0.0
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def match(self, chunks: Sequence[bytes]) -> int:
-        """How many leading chunks are known."""
+    @property
+    def capacity(self) -> int:
+        """Chunks that are remembered."""
+        if self._engine is None or self._chunk_tokens is None:
+            return self._most
+        return min(self._most, max(1, round(self._engine / self._chunk_tokens * self._reach)))
+
+    @property
+    def offset(self) -> float:
+        """Tokens that a match has beyond those of its chunks: what the template adds, less what fills no block."""
+        return self._offset
+
+    def set_engine_capacity(self, tokens: int | None) -> None:
+        """How many tokens fit the engine's cache; None: not known."""
+        self._engine = tokens
+        self._shrink()
+
+    def matched(self, chunks: Sequence[bytes], guess: int = 0) -> int:
+        """How many leading chunks are known; at once where it is as many as guessed."""
         known = self._known
+        if (not guess or chunks[guess - 1] in known) and (guess == len(chunks) or chunks[guess] not in known):
+            return guess
         least, most = 0, len(chunks)
         while least < most:
             middle = (least + most + 1) // 2
@@ -33,15 +87,73 @@ class PrefixIndex:
                 most = middle - 1
         return least
 
-    def insert(self, chunks: Sequence[bytes]) -> None:
+    def predict(self, request: Waiting, guess: int = 0) -> Match:
+        """What of the prompt is cached, at a guess."""
+        depth = self.matched(request.chunks, guess)
+        tokens = 0.0
+        if depth:
+            told = self._known[request.chunks[depth - 1]]
+            tokens = depth * request.chunk_tokens + self._offset if told is None else told
+        conversation = self._conversation(request)
+        if conversation is not None and conversation.kept:
+            tokens = max(tokens, conversation.tokens)
+        return Match(depth, int(min(max(0.0, tokens), max(0.0, request.prompt_tokens - 1))))
+
+    def insert(self, request: Waiting) -> None:
         """The engine has computed this prompt: its first byte came back."""
-        known = self._known
-        for chunk in reversed(chunks):  # the tail is the oldest, so what remains is always a prefix
-            known[chunk] = None
-            known.move_to_end(chunk)
-        while len(known) > self._capacity:
-            known.popitem(last=False)
+        known, size = self._known, request.chunk_tokens
+        usual = size if self._chunk_tokens is None else self._chunk_tokens
+        self._chunk_tokens = usual + _LEARNING_RATE * (size - usual)
+        for chunk in reversed(request.chunks):  # the tail is the oldest, so what remains is always a prefix
+            if chunk in known:
+                known.move_to_end(chunk)
+            else:
+                known[chunk] = None
+        self._shrink()
+
+    def learn(self, request: Waiting, match: Match, used: Used) -> None:
+        """The engine has counted a request of which this was predicted when it was sent."""
+        if request.conversation is not None:
+            known = self._conversation(request)
+            kept = known is not None and (used.cached_tokens or 0) >= 0.9 * known.tokens
+            whole = used.prompt_tokens + used.output_tokens // request.sequences
+            self._conversations[request.conversation] = _Conversation(whole, kept)
+            self._conversations.move_to_end(request.conversation)
+            if len(self._conversations) > _CONVERSATIONS:
+                self._conversations.popitem(last=False)
+        if used.cached_tokens is None:
+            return
+        if match.chunks:
+            self._correct(request, match, used.cached_tokens)
+        if request.chunks and request.sequences == 1 and self._known.get(request.chunks[-1], 0) is None:
+            # The next turn of this conversation starts with the prompt and its answer.
+            self._known[request.chunks[-1]] = used.prompt_tokens + used.output_tokens
 
     def clear(self) -> None:
         """The engine started anew, or the salt key changed."""
         self._known.clear()
+        self._conversations.clear()
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _correct(self, request: Waiting, match: Match, cached: int) -> None:
+        by_chunks = match.chunks * request.chunk_tokens
+        if cached < _EVICTED * min(by_chunks, match.tokens):
+            self._reach = max(_LEAST_REACH, self._reach / _REACH_STEP)
+            self._shrink()
+            return  # the engine had dropped it meanwhile: nothing to learn about tokens
+        end = request.chunks[match.chunks - 1]
+        if end in self._known:
+            self._known[end] = cached
+        error = cached - (by_chunks + self._offset)
+        self._offset += _LEARNING_RATE * max(-_LARGEST_STEP, min(_LARGEST_STEP, error))
+        if error > 2 * request.chunk_tokens and match.chunks < len(request.chunks):
+            self._reach = min(_MOST_REACH, self._reach * _REACH_STEP)  # it still had what was forgotten here
+
+    def _conversation(self, request: Waiting) -> _Conversation | None:
+        return None if request.conversation is None else self._conversations.get(request.conversation)
+
+    def _shrink(self) -> None:
+        capacity = self.capacity
+        while len(self._known) > capacity:
+            self._known.popitem(last=False)

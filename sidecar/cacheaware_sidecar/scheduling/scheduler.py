@@ -9,26 +9,60 @@ It has one caller at a time, which asks `next` after every event and at `wake_at
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 
 from cacheaware_api import wire
+from cacheaware_sidecar.scheduling.arrivals import Arrivals
+from cacheaware_sidecar.scheduling.backlog import Backlog
+from cacheaware_sidecar.scheduling.computing import Computing
+from cacheaware_sidecar.scheduling.cost_model import CostModel
 from cacheaware_sidecar.scheduling.fair_queue import FairQueue
-from cacheaware_sidecar.scheduling.prefix_index import PrefixIndex
-from cacheaware_sidecar.scheduling.requests import Decision, Dispatch, EngineView, Slots, Terms, Used, Waiting
+from cacheaware_sidecar.scheduling.groups import CHECKPOINT_CHUNKS, GroupTree
+from cacheaware_sidecar.scheduling.holding import LARGEST_GROUP, Company, Held, Holds, hold, saved_by_company
+from cacheaware_sidecar.scheduling.prefix_index import Match, PrefixIndex
+from cacheaware_sidecar.scheduling.requests import (
+    Decision,
+    Dispatch,
+    EngineView,
+    FlushReason,
+    Terms,
+    Used,
+    Waiting,
+)
+
+OUTPUT_PRICE = 2.0  # of a generated token, where one of the prompt that has to be computed costs 1
+STEPS_AHEAD = 2.0  # prompts for so many full steps are sent ahead: more would be ordered by the engine, not here
+ENGINE_QUEUE = 2  # requests that wait inside the engine for blocks before others stay here
+_PACE_SMOOTHING = 0.1
+_TICK = 1e-6  # seconds; less is rounding, and no reason to wait
 
 
 @dataclasses.dataclass(slots=True)
 class _Inside:
-    """A request in the engine, and what its share was charged for it."""
+    """A request in the engine: what was predicted of it, and what its share was charged."""
 
     request: Waiting
+    match: Match
     cost: float
-    computing: bool = True  # its first token has not come yet
+    decodes: bool = False  # its prompt is computed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Flushed:
+    """It was held, so long in all. What is left of its window is all that it may still be held."""
+
+    held: float
+    reason: FlushReason
 
 
 class Scheduler:
-    """Every request added is dispatched or cancelled, once; every one dispatched is finished, once."""
+    """Every request added is dispatched or cancelled, once; every one dispatched is finished, once.
+
+    `checkpoint_chunks`: prefixes are compared every so many chunks, and shorter ones make no group. `limit_prefill`
+    False sends everything for which there is a slot.
+    """
 
     def __init__(
         self,
@@ -36,12 +70,30 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         *,
         index: PrefixIndex | None = None,
+        checkpoint_chunks: int = CHECKPOINT_CHUNKS,
+        limit_prefill: bool = True,
     ) -> None:
         self._clock = clock
         self.index = index or PrefixIndex()
-        self._queue = FairQueue(warmth=self.predicted_tokens)
+        self.costs = CostModel()
+        self._limit_prefill = limit_prefill
+        self._checkpoint_chunks = checkpoint_chunks
+        self._terms: Mapping[str, Terms] = {}
+        self._queue = FairQueue(warmth=self._warmth)
+        self._holds = Holds()
+        self._flushed: dict[str, _Flushed] = {}
+        self._groups = GroupTree(checkpoint_chunks)
+        self._arrivals = Arrivals()
+        self._backlog = Backlog()
+        self._computing = Computing()
+        self._unseen: set[str] = set()  # in the engine, without a first token that could be seen
         self._inside: dict[str, _Inside] = {}
         self._sequences: dict[str, int] = {}  # inside the engine, by tier
+        self._decoding, self._context = 0, 0.0  # sequences, and tokens of their prompts
+        self._depths: dict[str, int] = {}  # of those that wait: chunks that matched when last looked at
+        self._cascades = False
+        self._last_dispatch: float | None = None
+        self._pace: float | None = None
         if terms is not None:
             self.set_terms(terms)
 
@@ -49,66 +101,129 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + len(self._holds)
+
+    @property
+    def held(self) -> int:
+        return len(self._holds)
 
     def waiting_of(self, tier: str) -> int:
-        return self._queue.waiting(tier)
+        return self._queue.waiting(tier) + self._holds.of_tier(tier)
 
     @property
     def inside(self) -> int:
         """Requests in the engine."""
         return len(self._inside)
 
+    @property
+    def sequences(self) -> int:
+        """All sequences in the engine."""
+        return sum(self._sequences.values())
+
     def sequences_of(self, tier: str) -> int:
         """A tier's sequences in the engine."""
         return self._sequences.get(tier, 0)
 
+    @property
+    def pace(self) -> float | None:
+        """Seconds between two dispatches while others wait."""
+        return self._pace
+
     def predicted_tokens(self, request: Waiting) -> int:
         """About how many leading tokens of the prompt are cached now."""
-        return round(min(request.prompt_tokens, self.index.match(request.chunks) * request.chunk_tokens))
+        return self.index.predict(request).tokens
+
+    def time_to_first_token(self, request: Waiting) -> float | None:
+        """About how long the first token of a request would take that came now, in seconds. None: not known."""
+        ahead = self._backlog.ahead(request.tier, request.tenant, {n: t.weight for n, t in self._terms.items()})
+        by_pace = None if self._pace is None else ahead.requests * self._pace
+        cached = self.predicted_tokens(request)
+        own = self.costs.prefill_seconds(max(1.0, request.prompt_tokens - cached), cached, load=self._load())
+        if own is None:
+            return by_pace
+        return self._computing.backlog(self._clock()) + max(ahead.seconds, by_pace or 0.0) + own
 
     # -- events --------------------------------------------------------------------------------------------------------
 
     def set_terms(self, terms: Mapping[str, Terms]) -> None:
+        self._terms = dict(terms)
         self._queue.set_terms(terms)
 
+    def set_engine(self, capacity_tokens: int | None, bytes_per_token: int | None) -> None:
+        """The size of the engine's KV cache; None: not known."""
+        self.index.set_engine_capacity(capacity_tokens)
+        self.costs.bytes_per_token = bytes_per_token or 0
+
+    def engine_restarted(self) -> None:
+        """Its cache is empty. Requests that were inside are finished one by one, as they are noticed."""
+        self.index.clear()
+
     def add(self, request: Waiting) -> None:
-        if request.id in self._inside:
-            raise ValueError(f"request {request.id} is in the engine already")
+        if request.id in self._inside or request.id in self._holds:
+            raise ValueError(f"request {request.id} is here already")
         self._queue.push(request)
+        self._groups.add(request.id, request.chunks)
+        self._arrivals.note(self._groups.path_of(request.id), self._clock())
+        match = self.index.predict(request)
+        self._depths[request.id] = match.chunks
+        seconds = self.costs.prefill_seconds(max(1.0, request.prompt_tokens - match.tokens), match.tokens)
+        self._backlog.add(request.id, request.tier, request.tenant, seconds or 0.0)
 
     def cancel(self, request_id: str) -> bool:
         """Take a waiting request out; False if it was dispatched, or was never here."""
-        return self._queue.remove(request_id)
+        if not (self._queue.remove(request_id) or self._holds.release(request_id)):
+            return False
+        self._flushed.pop(request_id, None)
+        self._leave_queue(request_id)
+        self._groups.remove(request_id)
+        return True
 
     def next(self, engine: EngineView) -> Decision:
         now = self._clock()
-        dispatches = []
+        self._assume_first_bytes(now)
+        self._release_holds(now)
         closed: set[str] = set()
-        while (request := self._queue.peek(now, closed)) is not None:
-            if not self._has_slot(request.tier, engine.slots) or not engine.admits(request):
+        dispatches: list[Dispatch] = []
+        room_at: float | None = None
+        while True:
+            room_at = self._room_at(now)
+            request = None if room_at is not None else self._queue.peek(now, closed)
+            if request is None:
+                break
+            if not self._may_enter(request.tier, engine):
                 closed.add(request.tier)
-                continue
-            predicted = self.predicted_tokens(request)
-            cost = max(1.0, request.prompt_tokens - predicted) + request.output_tokens
-            self._queue.take(request, cost, closed)
-            self._inside[request.id] = _Inside(request, cost)
-            self._sequences[request.tier] = self.sequences_of(request.tier) + request.sequences
-            dispatches.append(Dispatch(request, max(0.0, now - request.arrived), predicted_tokens=predicted))
-        return Decision(tuple(dispatches))
+            elif (held := self._to_hold(request, now)) is not None:
+                self._queue.remove(request.id)
+                self._holds.add(held)
+            elif not engine.admits(request):
+                closed.add(request.tier)
+            else:
+                dispatches.append(self._dispatch(request, now, closed))
+        if dispatches:
+            self._note_pace(now, len(dispatches))
+        ends = [self._computing.ends(request_id) for request_id in self._unseen]
+        times = [time for time in (self._holds.next_end, room_at, *ends) if time is not None and math.isfinite(time)]
+        return Decision(tuple(dispatches), min(times, default=None))
 
     def first_byte(self, request_id: str) -> None:
         """The engine has computed the prompt. Unknown or repeated: nothing happens."""
         inside = self._inside.get(request_id)
-        if inside is not None and inside.computing:
-            inside.computing = False
-            self.index.insert(inside.request.chunks)
+        if inside is None or inside.decodes:
+            return
+        inside.decodes = True
+        self._decoding += inside.request.sequences
+        self._context += inside.request.prompt_tokens * inside.request.sequences
+        self._stop_computing(request_id)
+        self.index.insert(inside.request)
+        self._let_go(self._holds.release_behind(request_id), self._clock(), FlushReason.PREFIX_READY)
 
     def finished(self, request_id: str, used: Used | None = None) -> bool:
         """A request has left the engine, with what it counted. True the first time.
 
         Without `used` it was cut off: what it had been expected to cost stays charged.
         """
+        if used is not None:
+            self.first_byte(request_id)
         inside = self._inside.pop(request_id, None)
         if inside is None:
             return False
@@ -118,20 +233,196 @@ class Scheduler:
             self._sequences[request.tier] = left
         else:
             del self._sequences[request.tier]
+        if inside.decodes:
+            self._decoding -= request.sequences
+            self._context -= request.prompt_tokens * request.sequences
+        self._stop_computing(request_id)
+        self._groups.remove(request_id)
+        if self._inside:  # else the engine is idle, and `next` lets all go
+            self._let_go(self._holds.release_behind(request_id), self._clock(), FlushReason.PREFIX_READY)
         if used is not None:
-            if inside.computing:
-                self.index.insert(request.chunks)
-            cost = max(1.0, used.prompt_tokens - (used.cached_tokens or 0)) + used.output_tokens
+            self.index.learn(request, inside.match, used)
+            cost = _cost(used.prompt_tokens, used.cached_tokens or 0, used.output_tokens)
             self._queue.charge(request.tier, request.tenant, cost - inside.cost)
         return True
 
+    def refused(self, request_id: str) -> bool:
+        """The engine would not have it: it has cost nothing. True the first time."""
+        inside = self._inside.get(request_id)
+        if inside is None:
+            return False
+        self._queue.charge(inside.request.tier, inside.request.tenant, -inside.cost)
+        return self.finished(request_id)
+
     def step(self, report: wire.StepReport) -> None:
         """The engine told what its last steps cost."""
+        self.costs.observe(report)
+        self._cascades = self._cascades or any(group.cascade for group in report.groups)
 
-    # -- deciding ------------------------------------------------------------------------------------------------------
+    def check_integrity(self) -> None:
+        """Asserts that every account is that of the requests here."""
+        self._groups.check_integrity()
+        assert len(self._groups) == self.waiting + self.inside
+        assert len(self._backlog) == len(self._depths) == self.waiting
+        assert self._flushed.keys() <= self._depths.keys()
+        assert len(self._computing) == sum(not inside.decodes for inside in self._inside.values())
+        assert self._unseen <= self._inside.keys()
+        assert self.sequences == sum(inside.request.sequences for inside in self._inside.values())
 
-    def _has_slot(self, tier: str, slots: Slots) -> bool:
+    # -- who goes ------------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, request: Waiting, now: float, closed: set[str]) -> Dispatch:
+        match = self.index.predict(request, self._depths[request.id])
+        uncached = max(1.0, request.prompt_tokens - match.tokens)
+        cost = _cost(request.prompt_tokens, match.tokens, request.output_tokens)
+        self._queue.take(request, cost, closed)
+        self._leave_queue(request.id)
+        self._inside[request.id] = _Inside(request, match, cost)
+        self._sequences[request.tier] = self.sequences_of(request.tier) + request.sequences
+        seconds = self.costs.prefill_seconds(uncached, match.tokens, load=self._load())
+        self._computing.start(request.id, self._groups.path_of(request.id), now, seconds or 0.0)
+        if not request.streams and seconds is not None:
+            self._unseen.add(request.id)
+        group = self._groups.group_of(request.id)
+        flushed = self._flushed.pop(request.id, None)
+        held = 0.0 if flushed is None else flushed.held
+        return Dispatch(
+            request,
+            queued=max(0.0, now - request.arrived - held),
+            held=held,
+            flush_reason=FlushReason.NOT_HELD if flushed is None else flushed.reason,
+            group=None if group is None else group.id,
+            predicted_tokens=match.tokens,
+        )
+
+    def _may_enter(self, tier: str, engine: EngineView) -> bool:
         """A tier below its nominal slots may always send: the engine takes one back from a tier that borrowed it. A
         request of several sequences may overshoot the total: the engine queues what it cannot run yet.
         """
-        return sum(self._sequences.values()) < slots.total or self.sequences_of(tier) < slots.nominal.get(tier, 0)
+        if self.sequences_of(tier) < engine.slots.nominal.get(tier, 0):
+            return True
+        return self.sequences < engine.slots.total and (engine.waiting <= ENGINE_QUEUE or not self._inside)
+
+    def _room_at(self, now: float) -> float | None:
+        """When the engine will have computed enough of what it was sent to get more; None: it may have more now."""
+        full_step = self.costs.full_step_seconds(load=self._load()) if self._limit_prefill and self._inside else None
+        if full_step is None:
+            return None
+        too_much = self._computing.backlog(now) - STEPS_AHEAD * full_step
+        return now + too_much if too_much > _TICK else None
+
+    # -- holding -------------------------------------------------------------------------------------------------------
+
+    def _to_hold(self, request: Waiting, now: float) -> Held | None:
+        """None: it goes now."""
+        flushed = self._flushed.get(request.id)
+        window = self._terms.get(request.tier, Terms()).window - (0.0 if flushed is None else flushed.held)
+        if window <= 0 or not self._inside:
+            return None
+        path = self._groups.path_of(request.id)
+        leader = self._computing.leader(path)
+        matched = self.index.matched(request.chunks, self._depths[request.id])
+        if leader is not None and leader.checkpoints * self._checkpoint_chunks - matched >= self._checkpoint_chunks:
+            group: str | None = path[leader.checkpoints - 1][:8].hex()
+        else:
+            leader, group = None, self._paying_group(request, window, now)
+        if group is None:
+            return None
+        slack = self._slack_until(request, now)
+        behind = None if leader is None else leader.id
+        return hold(request, now, window=window, slack_until=slack, leader=behind, group=group)
+
+    def _paying_group(self, request: Waiting, window: float, now: float) -> str | None:
+        """The group for whose next member it pays to hold this request, in an engine that is busy anyway."""
+        step = self.costs.full_step_seconds(load=self._load())
+        if step is None or self._computing.backlog(now) < step:
+            return None
+        group = self._groups.group_of(request.id)
+        company = None if group is None else self._company(request, group.chunks, group.members, window, step)
+        return group.id if group is not None and company is not None and company.pays else None
+
+    def _company(self, request: Waiting, chunks: int, members: int, window: float, step: float) -> Company:
+        tokens = chunks * request.chunk_tokens
+        path = self._groups.path_of(request.id)[: chunks // self._checkpoint_chunks]
+        shared = self.costs.decode_load(0, tokens) if self._cascades else 0.0
+        weights = sum(terms.weight for terms in self._terms.values())
+        worth = members * self._terms.get(request.tier, Terms()).weight / max(1, weights)
+        return Company(self._arrivals.rate(path), saved_by_company(shared, window, step), worth, members)
+
+    def _slack_until(self, request: Waiting, now: float) -> float:
+        """Sent later than this, its first token would be late. It would not come sooner if it were sent now: what the
+        engine computes already goes first.
+        """
+        cached = self.predicted_tokens(request)
+        own = self.costs.prefill_seconds(max(1.0, request.prompt_tokens - cached), cached, load=self._load()) or 0.0
+        latest = request.due - own * (1 + 2 * self.costs.margin)
+        return latest if now + self._computing.backlog(now) < latest else now
+
+    def _release_holds(self, now: float) -> None:
+        if not self._inside:
+            self._let_go(self._holds.release_all(), now, FlushReason.IDLE)
+            return
+        self._let_go(self._holds.release_ended(now), now, None)
+        step = self.costs.full_step_seconds(load=self._load())
+        busy = step is not None and self._computing.backlog(now) >= step
+        for held in self._holds.for_company():
+            if held.request.id in self._holds and (reason := self._why_go(held, busy)) is not None:
+                self._let_go([found for found in [self._holds.release(held.request.id)] if found], now, reason)
+
+    def _why_go(self, held: Held, busy: bool) -> FlushReason | None:
+        """Why a request that is held for company goes now; None: it is held on."""
+        if not busy:
+            return FlushReason.NOT_BUSY
+        group = self._groups.group_of(held.request.id)
+        if group is None:
+            return FlushReason.NO_GAIN
+        if group.members >= LARGEST_GROUP:
+            return FlushReason.GROUP_FULL
+        step = self.costs.full_step_seconds() or 0.0
+        window = self._terms.get(held.request.tier, Terms()).window
+        if not self._company(held.request, group.chunks, group.members, window, step).pays:
+            return FlushReason.NO_GAIN
+        return None
+
+    def _let_go(self, released: list[Held], now: float, reason: FlushReason | None) -> None:
+        """Back to the queue, where its share still stands. Reason None: the time that it was held until has come."""
+        for held in released:
+            before = self._flushed.get(held.request.id)
+            so_far = now - held.since + (0.0 if before is None else before.held)
+            self._flushed[held.request.id] = _Flushed(so_far, held.at_end if reason is None else reason)
+            self._queue.push(held.request, returns=True)
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _assume_first_bytes(self, now: float) -> None:
+        """Where no first token will be seen, the prompt counts as computed when it should be."""
+        for request_id in tuple(self._unseen):
+            if self._computing.ends(request_id) <= now:
+                self.first_byte(request_id)
+
+    def _stop_computing(self, request_id: str) -> None:
+        self._unseen.discard(request_id)
+        self._computing.done(request_id, self._clock())
+
+    def _leave_queue(self, request_id: str) -> None:
+        self._backlog.remove(request_id)
+        del self._depths[request_id]
+
+    def _load(self) -> float:
+        """Seconds that decoding adds to a step now."""
+        return self.costs.decode_load(self._decoding, self._context)
+
+    def _warmth(self, request: Waiting) -> float:
+        depth = self._depths[request.id] = self.index.matched(request.chunks, self._depths[request.id])
+        return depth * request.chunk_tokens
+
+    def _note_pace(self, now: float, dispatched: int) -> None:
+        if self._last_dispatch is not None and len(self._queue):
+            between = (now - self._last_dispatch) / dispatched
+            self._pace = between if self._pace is None else self._pace + _PACE_SMOOTHING * (between - self._pace)
+        self._last_dispatch = now
+
+
+def _cost(prompt_tokens: float, cached_tokens: float, output_tokens: float) -> float:
+    """Engine work, in tokens of a prompt to compute."""
+    return max(1.0, prompt_tokens - cached_tokens) + OUTPUT_PRICE * output_tokens
