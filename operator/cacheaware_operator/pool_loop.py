@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import NoReturn
 
 from cacheaware_operator.cluster.names import POOL_LABEL
@@ -27,9 +28,18 @@ log = logging.getLogger(__name__)
 
 WORKERS = 8
 CHILD_DELAY = 0.3  # seconds: a rollout is many changes at once
-RESYNC_SECONDS = 300.0
-CRD_SECONDS = 2.0  # until it is installed; its schema is published a second after it
-SCHEMA_SECONDS = 15.0  # between two looks at a schema that is not as it should be
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds between what the loop does without being told."""
+
+    lists: float = 300.0
+    crd: float = 2.0  # until it is installed; its schema is published a second after it
+    schema: float = 15.0  # between two looks at one that is not as it should be
+
+
+PACE = Pace()
 
 
 class PoolLoop:
@@ -42,7 +52,9 @@ class PoolLoop:
         metrics: Metrics,
         namespaces: Collection[str],
         clock: Callable[[], float],
+        pace: Pace = PACE,
     ) -> None:
+        self._pace = pace
         self._cluster = cluster
         self._look = look
         self._metrics = metrics
@@ -103,7 +115,7 @@ class PoolLoop:
         if document is None:
             log.warning("%s", schema_problem(None))
         while document is None:
-            await asyncio.sleep(CRD_SECONDS)
+            await asyncio.sleep(self._pace.crd)
             document = await self._cluster.api.find(openapi_path())
         self._judge(schema_problem(document))
         await self._discover()
@@ -134,11 +146,11 @@ class PoolLoop:
 
     async def _resync_for_ever(self) -> NoReturn:
         while True:
-            await asyncio.sleep(RESYNC_SECONDS)
+            await asyncio.sleep(self._pace.lists)
             try:
                 await self._resync()
             except KubernetesError as error:
-                log.warning("could not list everything: %s; again in %.0f s", error, RESYNC_SECONDS)
+                log.warning("could not list everything: %s; again in %.0f s", error, self._pace.lists)
 
     async def _resync(self) -> None:
         """What watches may have missed: a silent one, or what was deleted while one was broken."""
@@ -167,7 +179,7 @@ class PoolLoop:
 
     async def _check_schema_for_ever(self) -> NoReturn:
         while True:
-            await asyncio.sleep(SCHEMA_SECONDS if self._look.schema_problem else RESYNC_SECONDS)
+            await asyncio.sleep(self._pace.schema if self._look.schema_problem else self._pace.lists)
             try:
                 self._judge(schema_problem(await self._cluster.api.find(openapi_path())))
             except KubernetesError as error:

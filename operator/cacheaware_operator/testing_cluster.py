@@ -77,6 +77,7 @@ class FakeCluster:
         self.broken = False  # closes connections without an answer
         self.sidecars: dict[str, FakeSidecar] = {}
         self._clock = clock
+        self._request = asyncio.Event()  # anew for each
         self._version = 100
         self._created = 0
 
@@ -94,6 +95,13 @@ class FakeCluster:
 
     def remove(self, kind: Kind, name: str, namespace: str = "default") -> None:
         del self.objects[kind.path(namespace, name)]
+
+    async def is_read(self, path: str, times: int) -> None:
+        """Wait until it was asked for so often, in all."""
+        async with asyncio.timeout(30):
+            while self.reads.count(path) < times:
+                self._request.clear()
+                await self._request.wait()
 
     def sidecar(self, pod: str) -> FakeSidecar:
         return self.sidecars.setdefault(pod, FakeSidecar())
@@ -157,15 +165,16 @@ class FakeCluster:
                 return web.json_response(wire.to_json(sidecar.status()))
 
     async def _answer(self, request: web.Request) -> web.Response:
+        self._request.set()
+        if request.method == "GET":
+            self.reads.append(request.path)
         if self.broken:
             assert request.transport is not None
             request.transport.close()
         self.headers.append(dict(request.headers))
         what = f"{request.method} {request.path}"
         short = f"{request.method} {'/'.join(request.path.removesuffix('/status').split('/')[-2:])}"
-        if request.method == "GET":
-            self.reads.append(request.path)
-        else:
+        if request.method != "GET":
             self.writes.append(f"{short}/status" if request.path.endswith("/status") else short)
         if what in self.refusals:
             status, body = self.refusals[what]
