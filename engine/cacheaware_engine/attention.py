@@ -1,20 +1,26 @@
 """Exact attention over paged keys and values, for one layer at a time.
 
-A prefill chunk attends to its stored prefix and, causally, to itself; the two parts are merged by their log-sum-exp.
-Decodes attend in the buckets of the step's plan. What is read is decided in `step_plan.py`.
+Every row attends in parts, each of different keys, and the parts are merged by their log-sum-exp: a decode to what is
+its own, gathered with that of others, a chunk causally to itself, and rows of any kind to segments that they read
+together or in place. What is read how is decided in `step_plan.py`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
+from cacheaware_engine.kv_reads import Run
 from cacheaware_engine.kv_store import KvStore
-from cacheaware_engine.step_plan import DecodeBucket, PrefillChunk, StepPlan
+from cacheaware_engine.step_plan import DecodeBucket, PrefillChunk, Segment, StepPlan, Window
+
+LEAST_SPLIT: Final = 256
+"""Keys that one of the tasks that a long segment is split into attends to, at least."""
 
 
 class Kernel(Protocol):
@@ -22,31 +28,42 @@ class Kernel(Protocol):
 
     q: [batch, heads, queries, head_dim], k and v: [batch, kv_heads, keys, head_dim] with contiguous last dimension;
     each key head serves heads / kv_heads consecutive query heads. There is at least one key, and no query has all
-    its keys masked. `causal` needs as many keys as queries.
+    its keys masked. `causal` needs as many keys as queries. `scale` is 1 / √head_dim if it is not given.
     -> out [batch, heads, queries, head_dim], lse [batch, heads, queries] fp32
     """
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        scale: float | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
 
 def cpu_flash(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """torch's fused attention on a CPU, by the operator that also returns the log-sum-exp."""
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=mask, scale=scale
+    )
     return out, lse
 
 
 def matmul_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """The definition, on any device, with the scores in fp32."""
     batch, heads, queries, head_dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     grouped = q.reshape(batch, kv_heads, heads // kv_heads * queries, head_dim)
-    scores = torch.matmul(grouped.float(), k.float().transpose(-1, -2)) / math.sqrt(head_dim)
+    scores = torch.matmul(grouped.float(), k.float().transpose(-1, -2)) * (
+        scale if scale is not None else 1 / math.sqrt(head_dim)
+    )
     scores = scores.view(batch, heads, queries, keys)
     if causal:
         later = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu(1)
@@ -85,37 +102,90 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:
 class PagedAttention:
     """Attention of one step: called once a layer with that layer's queries, keys and values."""
 
-    def __init__(self, plan: StepPlan, store: KvStore, kernel: Kernel) -> None:
+    def __init__(
+        self, plan: StepPlan, store: KvStore, kernel: Kernel, windows: Sequence[Window], tasks: int = 1
+    ) -> None:
+        """`windows` are those of the layers; `tasks` is how many calls' worth of work the device does at once."""
         self._plan = plan
         self._store = store
         self._kernel = kernel
+        self._windows = windows
+        self._tasks = tasks
 
-    def __call__(self, layer: int, q: Tensor, pairs: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, pairs: Tensor, scale: float | None = None) -> Tensor:
         """Rotated q: [tokens, heads, head_dim], pairs: [tokens, 2, kv_heads, head_dim] -> [tokens, heads, head_dim]"""
         self._store.write(layer, self._plan.slots, pairs)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for chunk in self._plan.chunks:
-            rows = slice(chunk.first, chunk.last)
-            out[rows] = self._prefill(layer, chunk, q[rows], pairs[rows])
-        for bucket in self._plan.buckets:
-            out.index_copy_(0, bucket.rows, self._decode(layer, bucket, q.index_select(0, bucket.rows)))
-        return out
+        reads = self._plan.reads[self._windows[layer]]
+        # The query heads that share a key head are rows of one product, so that keys are read once for all.
+        grouped = q.view(len(q), self._store.kv_heads, -1, q.shape[-1])  # [tokens, kv_heads, group, head_dim]
+        parts = [self._decode(layer, bucket, grouped[bucket.first : bucket.last], scale) for bucket in reads.buckets]
+        parts += [
+            self._chunk(layer, chunk, q[chunk.first : chunk.last], pairs[chunk.first : chunk.last], scale)
+            for chunk in reads.chunks
+        ]
+        out, lse = parts[0] if len(parts) == 1 else (torch.cat(column) for column in zip(*parts, strict=True))
+        for number, segments in enumerate(reads.rounds):
+            first, last = segments[0].first, segments[-1].last
+            other, other_lse = self._round(layer, segments, grouped, scale)
+            rows = out[first:last], lse[first:last]
+            out[first:last] = merge(*rows, other, other_lse)
+            if number + 1 < len(reads.rounds):
+                lse[first:last] = torch.logaddexp(rows[1], other_lse)
+        return out.flatten(1, 2)
 
-    def _prefill(self, layer: int, chunk: PrefillChunk, q: Tensor, pairs: Tensor) -> Tensor:
+    def _decode(self, layer: int, bucket: DecodeBucket, q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        stored = self._store.gather(layer, bucket.slots)
+        pairs = stored.view(len(q), bucket.longest, *stored.shape[1:])
+        return self._kernel(q, *_heads_first(pairs), mask=bucket.mask, scale=scale)
+
+    def _chunk(
+        self, layer: int, chunk: PrefillChunk, q: Tensor, pairs: Tensor, scale: float | None
+    ) -> tuple[Tensor, Tensor]:
         queries = q.transpose(0, 1)[None]  # [1, heads, queries, head_dim]
-        out, lse = self._kernel(queries, *_heads_first(pairs[None]), causal=True)
-        if chunk.prefix is not None:
-            stored = self._store.gather(layer, chunk.prefix)
-            out = merge(out, lse, *self._kernel(queries, *_heads_first(stored[None])))
-        return out[0].transpose(0, 1)
+        if chunk.before is not None:
+            pairs = torch.cat([self._store.gather(layer, chunk.before), pairs])
+        causal = chunk.mask is None
+        out, lse = self._kernel(queries, *_heads_first(pairs[None]), causal=causal, mask=chunk.mask, scale=scale)
+        heads = (len(q), self._store.kv_heads, -1)
+        return out[0].transpose(0, 1).reshape(*heads, q.shape[-1]), lse[0].transpose(0, 1).reshape(heads)
 
-    def _decode(self, layer: int, bucket: DecodeBucket, q: Tensor) -> Tensor:
-        sequences, heads, head_dim = q.shape
-        stored = self._store.gather(layer, bucket.slots).view(sequences, bucket.longest, 2, -1, head_dim)
-        # The query heads that share a key head are the rows of one small product, so that keys are read once for all.
-        queries = q.view(sequences, self._store.kv_heads, -1, head_dim)
-        out, _ = self._kernel(queries, *_heads_first(stored), mask=bucket.mask)
-        return out.reshape(sequences, heads, head_dim)
+    def _round(self, layer: int, segments: Sequence[Segment], q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        """What the segments' rows, and those between them, attend to in this round; nothing weighs nothing."""
+        if len(segments) == 1:
+            return self._segment(layer, segments[0], q, scale)
+        first, last = segments[0].first, segments[-1].last
+        out = q.new_zeros((last - first, *q.shape[1:]))
+        lse = q.new_full(out.shape[:-1], float("-inf"), dtype=torch.float32)
+        for segment in segments:
+            rows = slice(segment.first - first, segment.last - first)
+            out[rows], lse[rows] = self._segment(layer, segment, q, scale)
+        return out, lse
+
+    def _segment(self, layer: int, segment: Segment, q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        """All rows of the segment as one block of queries, so that its keys are read once for each of their heads."""
+        rows = q[segment.first : segment.last].transpose(0, 1)  # [kv_heads, rows, group, head_dim]
+        queries = rows.flatten(1, 2)[None]
+        part = segment.part
+        pairs = self._store.read(layer, part) if isinstance(part, Run) else self._store.gather(layer, part)
+        splits = self._splits(len(pairs))
+        split = pairs.view(splits, -1, *pairs.shape[1:])
+        out, lse = self._kernel(queries.expand(splits, -1, -1, -1), *_heads_first(split), scale=scale)
+        if splits > 1:
+            out = (out * torch.softmax(lse, 0)[..., None].to(out.dtype)).sum(0, keepdim=True)
+            lse = torch.logsumexp(lse, 0, keepdim=True)
+        return out[0].reshape(rows.shape).transpose(0, 1), lse[0].reshape(rows.shape[:-1]).transpose(0, 1)
+
+    def _splits(self, keys: int) -> int:
+        """Into how many tasks to divide a segment, so that its key heads spread evenly over the device."""
+        splits = 1
+        while (
+            self._tasks > 1
+            and splits * self._store.kv_heads < 4 * self._tasks
+            and keys % (2 * splits) == 0
+            and keys // (2 * splits) >= LEAST_SPLIT
+        ):
+            splits *= 2
+        return splits
 
 
 def _heads_first(pairs: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from .app import create_app
+from .attention_costs import TOGETHER, AttentionCosts
 from .blocks import BlockPool
 from .chat import Tokenizer
 from .engine import Engine, Runner
@@ -76,13 +77,15 @@ class SteppedEngine:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
         wrap: Callable[[ModelRunner], Runner] = lambda runner: runner,
+        costs: AttentionCosts = TOGETHER,
         **engine_arguments: Any,
     ) -> None:
-        """`wrap` puts something between the engine and its model, such as one that fails."""
+        """`wrap` puts something between the engine and its model, such as one that fails. `costs` share whatever can
+        be shared: contexts here are too short for it to pay."""
         self.model = model
         self.metrics = Metrics("tiny")
         self.pool = BlockPool(num_blocks, block_size, max_num_seqs)
-        self.runner = ModelRunner(model.network, num_blocks, block_size)
+        self.runner = ModelRunner(model.network, num_blocks, block_size, costs=costs)
         self.tokenizer = Tokenizer(model.tokenizer)
         self.engine = Engine(
             runner=wrap(self.runner),

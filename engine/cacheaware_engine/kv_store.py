@@ -10,9 +10,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cacheaware_engine.kv_format import KvFormat
+from cacheaware_engine.kv_reads import Run
+
 
 class KvStore:
-    """Paged keys and values: one tensor [slots, 2 (key, value), kv_heads, head_dim] a layer."""
+    """Paged keys and values: one tensor [slots, 2 (key, value) · kv_heads, head_dim] a layer, and scales if quantised.
+
+    What `read` and `gather` return is valid until the next call of either.
+    """
 
     def __init__(
         self,
@@ -22,24 +28,34 @@ class KvStore:
         block_size: int,
         kv_heads: int,
         head_dim: int,
-        dtype: torch.dtype,
+        kv_format: KvFormat,
         device: torch.device,
     ) -> None:
+        self.num_layers = num_layers
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.kv_heads = kv_heads
         self.head_dim = head_dim
+        self.format = kv_format
         self.device = device
-        self._row = 2 * kv_heads * head_dim
-        shape = (num_blocks * block_size, self._row)
-        self._layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        # Gathers write into this buffer again and again: fresh memory for each would cost three times the copy itself.
-        self._gathered = torch.empty((0, self._row), dtype=dtype, device=device)
+        slots, rows = num_blocks * block_size, 2 * kv_heads
+        # Bytes are moved as integers of their size: not every operator knows every eight-bit float.
+        self._stored_as = torch.int8 if kv_format.quantised else kv_format.storage
+        self._layers = [
+            torch.zeros((slots, rows, head_dim), dtype=self._stored_as, device=device) for _ in range(num_layers)
+        ]
+        self._scales = [
+            torch.zeros((slots, rows, 1), device=device) for _ in range(num_layers if kv_format.quantised else 0)
+        ]
+        # Copies go into these buffers again and again: fresh memory for each would cost three times the copy itself.
+        self._raw = torch.empty((0, rows, head_dim), dtype=self._stored_as, device=device)
+        self._wide = torch.empty((0, rows, head_dim), dtype=kv_format.compute, device=device)
         self._offsets = torch.arange(block_size, device=device)
 
     @property
     def bytes_per_token(self) -> int:
-        return len(self._layers) * self._row * self._gathered.element_size()
+        """Over all layers."""
+        return self.num_layers * 2 * self.kv_heads * self.format.bytes_of(self.head_dim)
 
     def slots(self, tables: Sequence[Sequence[int]], tokens: int) -> Tensor:
         """Slots of the first `tokens` tokens of each table. [tables, tokens]
@@ -54,22 +70,46 @@ class KvStore:
 
     def write(self, layer: int, slots: Tensor, pairs: Tensor) -> None:
         """Store keys and values. slots: [tokens], pairs: [tokens, 2, kv_heads, head_dim]"""
-        self._layers[layer].index_copy_(0, slots, pairs.reshape(-1, self._row))
+        rows = pairs.reshape(-1, 2 * self.kv_heads, self.head_dim)
+        if self.format.quantised:
+            numbers, scales = self.format.quantise(rows)
+            self._layers[layer].index_copy_(0, slots, numbers.view(self._stored_as))
+            self._scales[layer].index_copy_(0, slots, scales)
+        else:
+            self._layers[layer].index_copy_(0, slots, rows)
+
+    def read(self, layer: int, run: Run) -> Tensor:
+        """Neighbouring slots, without a copy where they are stored as computed. [tokens, 2, kv_heads, head_dim]"""
+        stored = self._layers[layer][run.first : run.last]
+        if self.format.quantised:
+            stored = self._widened(stored, self._scales[layer][run.first : run.last])
+        return stored.view(len(run), 2, self.kv_heads, self.head_dim)
 
     def gather(self, layer: int, slots: Tensor) -> Tensor:
-        """Copy keys and values together. slots: [tokens] -> [tokens, 2, kv_heads, head_dim]
-
-        The result is valid until the next call.
-        """
+        """Any slots, copied. slots: [tokens] -> [tokens, 2, kv_heads, head_dim]"""
         tokens = slots.shape[0]
-        if self._gathered.shape[0] < tokens:
-            self._gathered = torch.empty((tokens, self._row), dtype=self._gathered.dtype, device=self.device)
-        out = self._gathered[:tokens]
-        torch.index_select(self._layers[layer], 0, slots, out=out)
-        return out.view(tokens, 2, self.kv_heads, self.head_dim)
+        self._raw = _at_least(self._raw, tokens)
+        stored = torch.index_select(self._layers[layer], 0, slots, out=self._raw[:tokens])
+        if self.format.quantised:
+            stored = self._widened(stored, self._scales[layer].index_select(0, slots))
+        return stored.view(tokens, 2, self.kv_heads, self.head_dim)
+
+    def _widened(self, stored: Tensor, scales: Tensor) -> Tensor:
+        tokens = stored.shape[0]
+        self._wide = _at_least(self._wide, tokens)
+        wide = self._wide[:tokens]
+        wide.copy_(stored.view(self.format.storage))
+        return wide.mul_(scales)
 
     def copy_block(self, source: int, target: int) -> None:
         """Give `target` the contents of `source`, in every layer."""
         size = self.block_size
-        for layer in self._layers:
-            layer[target * size : (target + 1) * size] = layer[source * size : (source + 1) * size]
+        for tensor in (*self._layers, *self._scales):
+            tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
+
+
+def _at_least(buffer: Tensor, tokens: int) -> Tensor:
+    """The buffer, or a larger one. What it held is not needed."""
+    if buffer.shape[0] >= tokens:
+        return buffer
+    return torch.empty((tokens, *buffer.shape[1:]), dtype=buffer.dtype, device=buffer.device)

@@ -7,21 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from cacheaware_engine.linear import Linear
 from cacheaware_engine.model_config import ModelConfig
+from cacheaware_engine.network import Attend, AttentionShape
 from cacheaware_engine.rotary import rotate_, rotations
-
-
-class Attend(Protocol):
-    """Stores a layer's keys and values and attends to all that each token may see."""
-
-    def __call__(self, layer: int, q: Tensor, pairs: Tensor) -> Tensor:
-        """q: [tokens, heads, head_dim], pairs: [tokens, 2, kv_heads, head_dim] -> [tokens, heads, head_dim]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +40,19 @@ class Llama:
     norm: Tensor  # [hidden]
     head: Linear  # hidden -> vocab
     frequencies: Tensor  # [head_dim / 2] radians per position
+
+    @property
+    def shape(self) -> AttentionShape:
+        config = self.config
+        return AttentionShape(config.windows, config.num_heads, config.num_kv_heads, config.head_dim)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor) -> Tensor:
         """Logits after the tokens at `rows`. tokens, positions: [tokens], rows: [sampled] -> [sampled, vocab] fp32"""

@@ -69,6 +69,8 @@ class ModelConfig:
     qk_norm: bool
     tied_embeddings: bool
     eos_token_ids: frozenset[int]
+    windows: tuple[int | None, ...]
+    """Of each layer: how many tokens, itself included, a token attends to; None: all before it."""
 
     def kv_bytes_per_token(self, item_bytes: int) -> int:
         """Bytes that one token's keys and values take over all layers, at `item_bytes` a number."""
@@ -111,7 +113,6 @@ def read_config(folder: Path) -> ModelConfig:
         if raw.get(name) is not None:
             raise ModelUnsupported(f"it uses {feature} ({name}={raw[name]!r})")
     full = _with_defaults(folder)
-    _refuse_windows(full, architecture)
     if full["hidden_act"] != "silu":
         raise ModelUnsupported(f"its MLP uses hidden_act={full['hidden_act']!r}; only 'silu' is built")
     heads = _count(full, "num_attention_heads")
@@ -143,6 +144,7 @@ def read_config(folder: Path) -> ModelConfig:
         qk_norm=architecture is Architecture.QWEN3,
         tied_embeddings=bool(full["tie_word_embeddings"]),
         eos_token_ids=_eos_token_ids(folder, full),
+        windows=_windows(full, architecture),
     )
 
 
@@ -168,16 +170,23 @@ def _with_defaults(folder: Path) -> dict[str, Any]:
     return full
 
 
-def _refuse_windows(full: Mapping[str, Any], architecture: Architecture) -> None:
-    for kind in full.get("layer_types") or []:
-        if kind != "full_attention":
-            raise ModelUnsupported(f"it has layers of the kind {kind!r} (layer_types); only full attention is built")
+def _windows(full: Mapping[str, Any], architecture: Architecture) -> tuple[int | None, ...]:
+    layers = _count(full, "num_hidden_layers")
     window = full.get("sliding_window")
-    uses_window = full.get("use_sliding_window", architecture is Architecture.MISTRAL)
-    if uses_window and window is not None and window < full["max_position_embeddings"]:
-        raise ModelUnsupported(
-            f"it attends through a sliding window (sliding_window={window}); only full attention is built"
-        )
+    uses_window = window is not None and full.get("use_sliding_window", architecture is Architecture.MISTRAL)
+    kinds = full.get("layer_types") or ["sliding_attention" if uses_window else "full_attention"] * layers
+    if len(kinds) != layers:
+        raise ModelUnreadable(f"config.json: layer_types has {len(kinds)} entries for {layers} layers")
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ModelUnsupported(
+                f"it has layers of the kind {kind!r} (layer_types); built are full and sliding attention"
+            )
+    if "sliding_attention" in kinds and (not isinstance(window, int) or window < 1):
+        raise ModelUnreadable(f"config.json: sliding_window must be a positive integer, and is {window!r}")
+    if window is not None and window >= _count(full, "max_position_embeddings"):
+        window = None  # it reaches everything
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _rope(full: Mapping[str, Any]) -> Rope:

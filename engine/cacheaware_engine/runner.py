@@ -13,55 +13,82 @@ import torch
 from torch import Tensor
 
 from cacheaware_engine.attention import PagedAttention, kernel_for
+from cacheaware_engine.attention_costs import AttentionCosts
+from cacheaware_engine.cost_probe import measured_costs
+from cacheaware_engine.kv_format import KvDtype, kv_format
 from cacheaware_engine.kv_store import KvStore
-from cacheaware_engine.llama import Llama
-from cacheaware_engine.step_plan import SequenceWork, plan_step
+from cacheaware_engine.network import Network
+from cacheaware_engine.step_plan import SequenceWork, Shared, plan_step
 
 __all__ = ["ModelRunner", "SequenceWork", "StepOutput"]
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    logits: Tensor  # [sampled, vocab] fp32, in the order of the work with sample=True
-    kv_bytes_read: int  # bytes of stored keys and values that attention reads, summed over sequences
+    logits: Tensor  # [sampled, vocab] fp32, in the order of the work and of the logits that each wants
+    kv_bytes_read: int  # bytes of stored keys and values that attention reads, summed over sequences and groups
     unique_kv_bytes: int  # the same, each stored token counted once
+    kv_bytes_in_place: int = 0  # of those read, bytes that lay in one piece and were not copied
+    groups: tuple[Shared, ...] = ()  # sequences that read a prefix together
 
 
 class ModelRunner:
     """One model and its KV blocks on one device. Not thread-safe: one caller at a time."""
 
-    def __init__(self, model: Llama, num_blocks: int, block_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        model: Network,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device | str = "cpu",
+        *,
+        kv_dtype: KvDtype = KvDtype.AUTO,
+        costs: AttentionCosts | None = None,
+    ) -> None:
+        """`costs` decide which reads are shared; None: they are measured now."""
         self._model = model
         self._device = torch.device(device)
         self._kernel = kernel_for(self._device)
+        self._windows = model.shape.windows
         self._store = KvStore(
-            num_layers=model.config.num_layers,
+            num_layers=len(self._windows),
             num_blocks=num_blocks,
             block_size=block_size,
-            kv_heads=model.config.num_kv_heads,
-            head_dim=model.config.head_dim,
-            dtype=model.embedding.dtype,
+            kv_heads=model.shape.kv_heads,
+            head_dim=model.shape.head_dim,
+            kv_format=kv_format(kv_dtype, model.dtype),
             device=self._device,
         )
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.bytes_per_token = self._store.bytes_per_token
-        self.vocab_size = model.config.vocab_size
+        self.vocab_size = model.vocab_size
+        if costs is None:
+            costs = measured_costs(self._store, self._kernel, model.shape.heads)
+        self.costs = costs
 
     @torch.inference_mode()
     def forward(self, work: Sequence[SequenceWork]) -> StepOutput:
         """Compute one step: any mix of decodes and prefill chunks, in any order."""
         assert work, "a step needs work"
-        plan = plan_step(work, self._store, self._model.embedding.dtype)
-        attend = PagedAttention(plan, self._store, self._kernel)
+        plan = plan_step(work, self._store, self._model.dtype, self.costs, frozenset(self._windows))
+        attend = PagedAttention(plan, self._store, self._kernel, self._windows, self._tasks)
         logits = self._model.forward(plan.tokens, plan.positions, attend, plan.sampled)
+        layer_bytes = self.bytes_per_token // len(self._windows)
+        layers = [plan.reads[window] for window in self._windows]
         return StepOutput(
             logits=logits,
-            kv_bytes_read=plan.kv_tokens_read * self.bytes_per_token,
-            unique_kv_bytes=plan.unique_kv_tokens * self.bytes_per_token,
+            kv_bytes_read=sum(reads.tokens for reads in layers) * layer_bytes,
+            unique_kv_bytes=sum(reads.unique_tokens for reads in layers) * layer_bytes,
+            kv_bytes_in_place=sum(reads.tokens_in_place for reads in layers) * layer_bytes,
+            groups=plan.groups if None in plan.reads else (),
         )
 
     @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:
         """Give block `target` the keys and values of `source`: the partly filled tail of sequences that part ways."""
         self._store.copy_block(source, target)
+
+    @property
+    def _tasks(self) -> int:
+        return torch.get_num_threads() if self._device.type == "cpu" else 1

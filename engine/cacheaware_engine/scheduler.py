@@ -108,7 +108,7 @@ class Scheduler:
         self._grow(step)
         self._admit(step)
         budget = self._max_num_batched_tokens
-        ready = [item for state in self._running() for item in self._ready(state)]
+        ready = self._ready_work()
         # Decodes first: a prompt that arrives must not hold up the texts that people are reading.
         for item in sorted(ready, key=lambda item: item.sequence.uncomputed > 1):
             if (tokens := min(item.sequence.uncomputed, budget)) > 0:
@@ -238,10 +238,40 @@ class Scheduler:
                 sequence.computed = max(sequence.computed, shared)
         return [Work(state, sequence, sequence.computed, len(sequence.tokens)) for sequence in [leader, *followers]]
 
+    def _ready_work(self) -> list[Work]:
+        """What the running requests can compute, oldest first.
+
+        A prompt that comes to blocks which an older one is about to compute waits for them: prompts with one prefix
+        that arrive together compute it once. The older one is running, so it goes on in this step or waits in turn for
+        one older still.
+        """
+        work: list[Work] = []
+        coming: set[BlockKey] = set()  # what prompts ahead of this one will fill
+        for state in self._running():
+            leader = next(sequence for sequence in state.sequences if sequence.finish is None)
+            if leader.uncomputed > 1:
+                self._take_over(state, leader)
+                keys = leader.keys[leader.computed // self._block_size :]
+                if keys and keys[0] in coming and leader.computed % self._block_size == 0:
+                    continue
+                coming.update(keys)
+            work.extend(self._ready(state))
+        return work
+
+    def _take_over(self, state: RequestState, sequence: SequenceState) -> None:
+        """Blocks that others have filled since it was admitted are the sequence's too, without computing them."""
+        hittable = (len(sequence.tokens) - 1) // self._block_size
+        while (
+            sequence.computed % self._block_size == 0
+            and (index := sequence.computed // self._block_size) < min(hittable, len(sequence.keys))
+            and self._pool.is_resident(sequence.keys[index])
+        ):
+            self._pool.fill(state.blocks, sequence.index, index, sequence.keys[index])
+            sequence.computed += self._block_size
+
     def _room(self) -> int:
         """Tokens that the step has left after what runs."""
-        wanted = sum(item.sequence.uncomputed for state in self._running() for item in self._ready(state))
-        return self._max_num_batched_tokens - wanted
+        return self._max_num_batched_tokens - sum(item.sequence.uncomputed for item in self._ready_work())
 
     # -- blocks of a sequence -----------------------------------------------------------------------------------------
 

@@ -58,6 +58,20 @@ TINY_MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         },
     },
     "mistral": {"model_type": "mistral", "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None},
+    "mistral-window": {
+        "model_type": "mistral",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "sliding_window": 9,
+    },
+    "qwen2-some-windows": {
+        "model_type": "qwen2",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "use_sliding_window": True,
+        "sliding_window": 17,
+        "max_window_layers": 1,
+    },
     "qwen2": {"model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24},
 }

@@ -79,6 +79,10 @@ class BlockPool:
         tiers = self._books.tiers()
         return [account.waiting[0] for account in tiers if account.waiting and account.held < account.nominal]
 
+    def is_resident(self, key: BlockKey) -> bool:
+        """Whether a full block with this key is in the cache, held or not."""
+        return key in self._books.residents.index
+
     @property
     def public_keys(self) -> frozenset[BlockKey]:
         """Keys of the public prefixes' blocks."""

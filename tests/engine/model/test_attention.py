@@ -19,9 +19,13 @@ from cacheaware_engine.attention import (
     matmul_attention,
     merge,
 )
+from cacheaware_engine.attention_costs import SEPARATELY, TOGETHER, AttentionCosts
+from cacheaware_engine.kv_format import KvDtype, kv_format
 from cacheaware_engine.kv_store import KvStore
 from cacheaware_engine.linear import Linear, packing_works
-from cacheaware_engine.step_plan import BUCKET_SLOTS, SequenceWork, length_buckets, plan_step
+from cacheaware_engine.step_plan import BUCKET_SLOTS, SequenceWork, bucket_sizes, plan_step
+
+COSTS = [pytest.param(SEPARATELY, id="separately"), pytest.param(TOGETHER, id="together")]
 
 KERNELS = [
     pytest.param(
@@ -86,13 +90,14 @@ class TestEveryKernel:
         whole, _ = by_definition(q, k, v)
         torch.testing.assert_close(merge(*parts[0], *parts[1]), whole, atol=1e-5, rtol=0)
 
-    def test_decodes_and_chunks_over_pages_are_exact(self, kernel: Kernel) -> None:
+    @pytest.mark.parametrize("costs", COSTS)
+    def test_decodes_and_chunks_over_pages_are_exact(self, kernel: Kernel, costs: AttentionCosts) -> None:
         store = small_store()
         work = [SequenceWork([0], 6, [3, 1], False), SequenceWork([0] * 3, 5, [2, 0], False)]
-        plan = plan_step(work, store, torch.float32)
+        plan = plan_step(work, store, torch.float32, costs)
         q, pairs, stored = random(4, 4, 8), random(4, 2, 2, 8), random(16, 2, 2, 8, seed=2)
         store.write(0, torch.arange(16), stored)
-        out = PagedAttention(plan, store, kernel)(0, q, pairs)
+        out = PagedAttention(plan, store, kernel, [None])(0, q, pairs)
         decode = torch.cat([stored[12:16], stored[4:6], pairs[:1]])  # block 3, two tokens of block 1, itself
         chunk = torch.cat([stored[8:12], stored[0:1], pairs[1:]])  # block 2, one token of block 0, itself
         torch.testing.assert_close(out[:1], attended(q[:1], decode), atol=1e-5, rtol=0)
@@ -107,9 +112,9 @@ class TestEveryKernel:
         for slots in (torch.arange(2), torch.arange(8, 15)):  # what the two sequences have stored before
             store.write(0, slots, random(len(slots), 2, 2, 8))
         work = [SequenceWork([0], 2, [0], False), SequenceWork([0], 7, [2, 3], False)]
-        plan = plan_step(work, store, torch.float32)
-        assert plan.buckets[0].mask is not None, "the two share a bucket, or this test shows nothing"
-        out = PagedAttention(plan, store, kernel)(0, random(2, 4, 8), random(2, 2, 2, 8))
+        plan = plan_step(work, store, torch.float32, SEPARATELY)
+        assert plan.reads[None].buckets[0].mask is not None, "the two share a bucket, or this test shows nothing"
+        out = PagedAttention(plan, store, kernel, [None])(0, random(2, 4, 8), random(2, 2, 2, 8))
         assert torch.isfinite(out).all()
 
 
@@ -120,7 +125,7 @@ def small_store() -> KvStore:
         block_size=4,
         kv_heads=2,
         head_dim=8,
-        dtype=torch.float32,
+        kv_format=kv_format(KvDtype.AUTO, torch.float32),
         device=torch.device("cpu"),
     )
 
@@ -136,13 +141,16 @@ def test_other_devices_than_the_cpu_use_the_plain_kernel() -> None:
 
 
 @given(st.lists(st.integers(1, 9000), max_size=60))
-def test_buckets_hold_each_sequence_once_and_pad_little(lengths: list[int]) -> None:
-    buckets = length_buckets(lengths)
-    assert sorted(index for bucket in buckets for index in bucket) == list(range(len(lengths)))
-    for bucket in buckets:
-        longest, shortest = max(lengths[i] for i in bucket), min(lengths[i] for i in bucket)
-        assert shortest >= 0.8 * longest or longest - shortest <= 64
-        assert len(bucket) == 1 or len(bucket) * longest <= BUCKET_SLOTS
+def test_buckets_cover_the_sequences_in_order_and_pad_little(lengths: list[int]) -> None:
+    sizes = bucket_sizes(lengths)
+    assert sum(sizes) == len(lengths)
+    first = 0
+    for size in sizes:
+        bucket = lengths[first : first + size]
+        first += size
+        assert size >= 1
+        assert min(bucket) >= 0.8 * max(bucket) or max(bucket) - min(bucket) <= 64
+        assert size == 1 or size * max(bucket) <= BUCKET_SLOTS
 
 
 @pytest.mark.parametrize(
@@ -150,13 +158,14 @@ def test_buckets_hold_each_sequence_once_and_pad_little(lengths: list[int]) -> N
     [
         pytest.param([512] * 8, [8], id="equal-lengths-are-one-call"),
         pytest.param([4000, 30, 20, 10], [1, 3], id="one-long-context-stays-alone"),
+        pytest.param([10, 40, 20, 60], [4], id="short-ones-go-together-in-any-order"),
         pytest.param([4096, 4096, 4096], [2, 1], id="no-more-slots-than-a-cache-holds"),
         pytest.param([20_000], [1], id="a-context-beyond-that-still-runs"),
         pytest.param([], [], id="no-decodes"),
     ],
 )
 def test_buckets_of_known_lengths(lengths: list[int], sizes: list[int]) -> None:
-    assert [len(bucket) for bucket in length_buckets(lengths)] == sizes
+    assert bucket_sizes(lengths) == sizes
 
 
 @pytest.mark.skipif(not packing_works(), reason="this torch cannot pack weights")

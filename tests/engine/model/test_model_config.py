@@ -28,6 +28,9 @@ LLAMA: dict[str, Any] = {
 
 Write = Callable[..., Path]
 
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "sliding_window": 64}
+
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
@@ -117,28 +120,26 @@ def test_the_families_differ_where_they_do(
             id="partial-rotation",
         ),
         pytest.param({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantised .awq.", id="quantised"),
-        pytest.param(
-            {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 128},
-            "sliding_window=128",
-            id="a-window-of-mistral",
-        ),
-        pytest.param(
-            {
-                "architectures": ["Qwen2ForCausalLM"],
-                "model_type": "qwen2",
-                "use_sliding_window": True,
-                "sliding_window": 64,
-                "max_window_layers": 1,
-            },
-            "sliding_attention",
-            id="a-window-of-qwen",
-        ),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(write: Write, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelUnsupported, match=named) as caught:
         read_config(write(**changes))
     assert caught.value.reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        pytest.param({}, [None] * 2, id="none"),
+        pytest.param(MISTRAL | {"sliding_window": 128}, [128] * 2, id="every-layer-of-mistral"),
+        pytest.param(MISTRAL | {"sliding_window": 256}, [None] * 2, id="one-that-reaches-everything"),
+        pytest.param(QWEN2 | {"use_sliding_window": True, "max_window_layers": 1}, [None, 64], id="some-of-qwen"),
+        pytest.param(QWEN2 | {"use_sliding_window": False}, [None] * 2, id="turned-off"),
+    ],
+)
+def test_layers_have_their_windows(write: Write, changes: dict[str, Any], windows: list[int | None]) -> None:
+    assert list(read_config(write(**changes)).windows) == windows
 
 
 @pytest.mark.parametrize(

@@ -239,3 +239,39 @@ async def test_a_reader_and_a_writer_on_two_threads_lose_nothing() -> None:
         tokens += [token for delta in deltas for token in delta.tokens]
     await writing
     assert tokens == list(range(3000))
+
+
+def test_prompts_with_one_prefix_that_arrive_together_compute_it_once(tiny: LoadedModel) -> None:
+    steps: list[list[int]] = []
+    engine = SteppedEngine(
+        tiny, num_blocks=120, max_num_batched_tokens=32, wrap=lambda runner: RecordingRunner(runner, steps)
+    )
+    prefix = [number % 200 for number in range(48)]  # twelve blocks
+    outputs = [engine.submit([*prefix, 201 + member, 9, 9, 9, 9], 1) for member in range(6)]
+    engine.run()
+    assert sum(map(sum, steps)) == 48 + 6 * 5, "the prefix by one of them, and what is each one's own"
+    assert all(len(output.tokens()) == 1 for output in outputs)
+    engine.assert_empty()
+
+
+def test_the_text_of_those_who_waited_for_a_prefix_is_the_one_they_write_alone(tiny: LoadedModel) -> None:
+    prompts = [[*range(50, 70), 100 + member] for member in range(4)]
+    together = SteppedEngine(tiny, num_blocks=120, max_num_batched_tokens=16)
+    outputs = [together.submit(prompt, 12) for prompt in prompts]
+    together.run()
+    for prompt, output in zip(prompts, outputs, strict=True):
+        alone = SteppedEngine(tiny, num_blocks=40)
+        expected = alone.submit(prompt, 12)
+        alone.run()
+        assert output.tokens() == expected.tokens()
+
+
+def test_when_the_one_who_computes_a_prefix_is_aborted_another_goes_on(tiny: LoadedModel) -> None:
+    engine = SteppedEngine(tiny, num_blocks=120, max_num_batched_tokens=16)
+    engine.submit([7] * 60, 4, request_id="first")
+    follower = engine.submit([7] * 60 + [8], 4)
+    engine.step()
+    engine.engine.abort(RequestId("first"))
+    engine.run()
+    assert len(follower.tokens()) == 4
+    engine.assert_empty()
