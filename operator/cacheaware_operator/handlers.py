@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
@@ -30,6 +31,19 @@ _CLOSING_SECONDS = 0.25  # TLS connections close on the loop, after aiohttp's se
 Saw = Callable[[Kind, Object, bool], None]  # the last: whether it is gone
 
 
+class _NothingRemembered(kopf.DiffBaseStorage):
+    """kopf copies every object, and compares it with what it was, for handlers that we do not have."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nobody would read it."""
+
+
 class Loop(Protocol):
     @property
     def kinds(self) -> tuple[Kind, ...]: ...
@@ -41,8 +55,21 @@ async def watch(loop: Loop, credentials: Credentials, namespaces: Collection[str
     """Until cancelled, or until a watch fails for good, with its error. No namespaces: the whole cluster."""
     here = asyncio.get_running_loop()
 
+    news: deque[tuple[Kind, Object, bool]] = deque()
+
+    def tell() -> None:
+        try:
+            while news:
+                kind, written, gone = news.popleft()
+                loop.saw(kind, written, gone=gone)
+        finally:
+            if news:  # one of them was a fault; the others are told all the same
+                here.call_soon(tell)
+
     def saw(kind: Kind, written: Object, gone: bool) -> None:
-        here.call_soon_threadsafe(lambda: loop.saw(kind, written, gone=gone))
+        news.append((kind, written, gone))
+        if len(news) == 1:  # else the loop is woken already, or about to look further
+            here.call_soon_threadsafe(tell)
 
     cancel: concurrent.futures.Future[Callable[[], object]] = concurrent.futures.Future()
 
@@ -91,6 +118,7 @@ def _on_change(registry: kopf.OperatorRegistry, saw: Saw, kind: Kind) -> None:
 
 def _settings(kinds: Collection[Kind]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
+    settings.persistence.diffbase_storage = _NothingRemembered()
     settings.posting.enabled = False  # Events are ours to write
     settings.peering.standalone = True  # a Lease decides; peering objects that somebody left are not looked at
     settings.scanning.disabled = True  # needs rights on CRDs and namespaces that nothing else needs

@@ -6,18 +6,25 @@ Reading those (contexts, exec plugins, tokens that rotate) is the official clien
 from __future__ import annotations
 
 import ssl
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from kubernetes import client, config
 
 from cacheaware_operator.errors import NoCluster
 
+_ASK_AGAIN_SECONDS = 1.0
+
 
 class Credentials:
     """The current ones; a token that is about to end is renewed when it is asked for."""
 
-    def __init__(self, configuration: client.Configuration) -> None:
+    def __init__(self, configuration: client.Configuration, clock: Callable[[], float] = time.monotonic) -> None:
         self._configuration = configuration
+        self._clock = clock
+        self._authorization: tuple[str, str] | None = None
+        self._asked_at = float("-inf")
 
     @classmethod
     def load(cls, kubeconfig: Path | None) -> Credentials:
@@ -41,7 +48,15 @@ class Credentials:
 
     @property
     def authorization(self) -> tuple[str, str] | None:
-        """Scheme and token; None where a client certificate says who we are."""
+        """Scheme and token; None where a client certificate says who we are.
+
+        The client is asked once a second at most: it reads its whole configuration anew to answer.
+        """
+        if self._clock() - self._asked_at >= _ASK_AGAIN_SECONDS:
+            self._authorization, self._asked_at = self._asked(), self._clock()
+        return self._authorization
+
+    def _asked(self) -> tuple[str, str] | None:
         value = self._configuration.get_api_key_with_prefix("authorization", alias="BearerToken")
         if not value and self._configuration.username:
             value = self._configuration.get_basic_auth_token()
