@@ -12,17 +12,17 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
-
 from cacheaware_sidecar import upstream
 from cacheaware_sidecar.block_budget import BlockBudget, Demand
 from cacheaware_sidecar.costs import TYPICAL_OUTPUT
+from cacheaware_sidecar.engine_client import EngineClient
 from cacheaware_sidecar.errors import BadRequest, EngineBroke, NoEngine
 from cacheaware_sidecar.estimated_ledger import HitCounts
 from cacheaware_sidecar.figures import percentile
 from cacheaware_sidecar.metering import Usage
 from cacheaware_sidecar.prefix_index import PrefixIndex
 from cacheaware_sidecar.prefix_key import CHUNK_BYTES, TEXT_BYTES_PER_TOKEN, PrefixKey
+from cacheaware_sidecar.relay import read_whole
 from cacheaware_sidecar.rewrite import Asked
 
 _PATIENCE = 5.0
@@ -76,7 +76,7 @@ class Estimates:
 
 
 async def count_prompt_tokens(
-    session: aiohttp.ClientSession, engine_url: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    engine: EngineClient, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
 ) -> int | None:
     """What the engine makes of the prompt; None where it does not say."""
     if path == "/v1/chat/completions":
@@ -88,11 +88,9 @@ async def count_prompt_tokens(
     try:
         async with (
             asyncio.timeout(_PATIENCE),
-            upstream.call(
-                session, "POST", f"{engine_url}/tokenize", headers=headers, body=json.dumps(asked).encode()
-            ) as answer,
+            upstream.call(engine, "POST", "/tokenize", headers=headers, body=json.dumps(asked).encode()) as answer,
         ):
-            told = json.loads(await answer.read()) if answer.status == 200 else None
+            told = json.loads(await read_whole(answer)) if answer.status == 200 else None
     except (NoEngine, EngineBroke, TimeoutError, ValueError):
         return None
     count = told.get("count") if isinstance(told, dict) else None

@@ -22,6 +22,7 @@ from cacheaware_api import wire
 from cacheaware_sidecar import relay, upstream
 from cacheaware_sidecar.costs import OutputLengths, actual_cost, expected_cost
 from cacheaware_sidecar.dispatch import Dispatch
+from cacheaware_sidecar.engine_client import EngineAnswer, EngineClient
 from cacheaware_sidecar.engine_state import Link
 from cacheaware_sidecar.errors import EngineBroke, NoEngine, Reason, Refusal, TooLate
 from cacheaware_sidecar.estimates import Estimates, count_prompt_tokens
@@ -68,7 +69,7 @@ class Proxy:
     def __init__(
         self,
         settings: Settings,
-        session: aiohttp.ClientSession,
+        engine: EngineClient,
         *,
         views: ViewSource,
         secrets: Callable[[], Secrets],
@@ -83,7 +84,7 @@ class Proxy:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
-        self._session = session
+        self._engine = engine
         self._views = views
         self._secrets = secrets
         self._link = link
@@ -186,9 +187,7 @@ class Proxy:
         demand = estimates.demand(tier, prepared.key, asked)
         if estimates.too_large(tier, demand) is not None:
             headers = request_headers(request.headers.items(), record.id)
-            counted = await count_prompt_tokens(
-                self._session, self._settings.engine_url, request.path, asked.body, headers
-            )
+            counted = await count_prompt_tokens(self._engine, request.path, asked.body, headers)
             if counted is not None:
                 demand = estimates.demand(tier, prepared.key, asked, counted)
                 if (refusal := estimates.too_large(tier, demand)) is not None:
@@ -208,9 +207,9 @@ class Proxy:
             async with (
                 asyncio.timeout(seconds) as limit,
                 upstream.call(
-                    self._session,
+                    self._engine,
                     "POST",
-                    self._settings.engine_url + request.path,
+                    request.path,
                     headers=request_headers(request.headers.items(), record.id),
                     body=body,
                 ) as answer,
@@ -228,7 +227,7 @@ class Proxy:
         request: web.Request,
         record: Record,
         asked: Asked,
-        answer: aiohttp.ClientResponse,
+        answer: EngineAnswer,
         limit: asyncio.Timeout,
     ) -> web.StreamResponse:
         stream = StreamRelay(
@@ -254,7 +253,7 @@ class Proxy:
             raise
         return response
 
-    async def _whole(self, record: Record, answer: aiohttp.ClientResponse) -> web.Response:
+    async def _whole(self, record: Record, answer: EngineAnswer) -> web.Response:
         body = await relay.read_whole(answer)
         record.meter.observe_body(body, self._clock())
         record.status = 200
@@ -320,13 +319,13 @@ class Proxy:
         )
 
     async def _ask(self, request: web.Request, record: Record, body: bytes | None) -> web.Response:
-        url = self._settings.engine_url + request.path
+        method = "GET" if request.method == "HEAD" else request.method  # the server leaves the body out
         headers = request_headers(request.headers.items(), record.id)
         record.forwarded_at = self._clock()
         try:
             async with (
                 asyncio.timeout(self._settings.first_byte_timeout),
-                upstream.call(self._session, request.method, url, headers=headers, body=body) as answer,
+                upstream.call(self._engine, method, request.path, headers=headers, body=body) as answer,
             ):
                 if answer.status != 200:
                     return relay.refused_by_engine(answer, await relay.read_error(answer), record)

@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-import aiohttp
 from aiohttp import web
 
+from cacheaware_sidecar.engine_client import EngineAnswer
+from cacheaware_sidecar.engine_connection import Broken
 from cacheaware_sidecar.errors import EngineBroke, NoEngine, Reason, Refusal, error_event
 from cacheaware_sidecar.metering import Meter
 from cacheaware_sidecar.record import Outcome, Record, outcome_of
 from cacheaware_sidecar.rewrite import response_headers
 from cacheaware_sidecar.sse import DONE, Event, EventParser, EventTooLarge
-from cacheaware_sidecar.upstream import EngineStream
 
 _LONGEST_ERROR = 1024 * 1024
 _LONGEST_ANSWER = 64 * 1024 * 1024  # that does not stream: it is held whole, and sixteen answers of 1M tokens fit
@@ -35,46 +35,38 @@ class ClientGone(ConnectionError):
     """
 
 
-def is_event_stream(answer: aiohttp.ClientResponse) -> bool:
+def is_event_stream(answer: EngineAnswer) -> bool:
     return answer.content_type == "text/event-stream"
 
 
-async def read(answer: aiohttp.ClientResponse) -> bytes:
-    """Some bytes, or b"" at the end. Raises `EngineStream`: failures of reading are never those of writing."""
-    try:
-        return await answer.content.readany()
-    except aiohttp.ClientError as error:
-        raise EngineStream("the engine broke off its answer") from error
-
-
-async def read_whole(answer: aiohttp.ClientResponse) -> bytes:
-    """All of an answer that does not stream. Raises `EngineStream` for one without an end."""
+async def read_whole(answer: EngineAnswer) -> bytes:
+    """All of an answer that does not stream. Raises `Broken` for one without an end."""
     return await _read_all(answer, _LONGEST_ANSWER)
 
 
-async def read_error(answer: aiohttp.ClientResponse) -> bytes:
+async def read_error(answer: EngineAnswer) -> bytes:
     return await _read_all(answer, _LONGEST_ERROR)
 
 
-async def _read_all(answer: aiohttp.ClientResponse, most: int) -> bytes:
+async def _read_all(answer: EngineAnswer, most: int) -> bytes:
     chunks, size = [], 0
-    while chunk := await read(answer):
+    while chunk := await answer.read():
         chunks.append(chunk)
         size += len(chunk)
         if size > most:
-            raise EngineStream(f"the engine answered {answer.status} with more than {most} bytes")
+            raise Broken(f"the engine answered {answer.status} with more than {most} bytes")
     return b"".join(chunks)
 
 
-def with_headers_of(answer: aiohttp.ClientResponse, response: R) -> R:
+def with_headers_of(answer: EngineAnswer, response: R) -> R:
     """The engine's headers on our response, each as often as it came."""
     response.headers.popall("Content-Type", None)
-    for name, value in response_headers(answer.headers.items()):
+    for name, value in response_headers(answer.headers):
         response.headers.add(name, value)
     return response
 
 
-def refused_by_engine(answer: aiohttp.ClientResponse, body: bytes, record: Record) -> web.Response:
+def refused_by_engine(answer: EngineAnswer, body: bytes, record: Record) -> web.Response:
     """The engine said no. What it says to the client passes as it is; what is wrong with itself becomes our error."""
     if answer.status == 503:
         raise NoEngine(f"the engine is not ready: {_message(body)}")
@@ -96,7 +88,7 @@ class StreamRelay:
 
     def __init__(
         self,
-        answer: aiohttp.ClientResponse,
+        answer: EngineAnswer,
         record: Record,
         *,
         wants_usage: bool,
@@ -112,10 +104,10 @@ class StreamRelay:
         self._parser = EventParser()
 
     async def first_bytes(self) -> bytes:
-        """Wait for the first bytes; the caller limits how long. Raises `EngineStream`."""
-        chunk = await read(self._answer)
+        """Wait for the first bytes; the caller limits how long. Raises `Broken`."""
+        chunk = await self._answer.read()
         if not chunk:
-            raise EngineStream("the engine ended the stream before its first byte")
+            raise Broken("the engine ended the stream before its first byte")
         return chunk
 
     async def run(self, request: web.Request, response: web.StreamResponse, chunk: bytes) -> None:
@@ -126,7 +118,7 @@ class StreamRelay:
             raise ClientGone("the client left") from error
         try:
             await self._pass_on(response, chunk)
-        except (EngineStream, EventTooLarge) as error:
+        except (Broken, EventTooLarge) as error:
             self._record.ended(Outcome.ENGINE_BROKE, Reason.ENGINE_BROKE)
             await self._break_off(response, str(error), Reason.ENGINE_BROKE)
         except TimeoutError:
@@ -152,7 +144,7 @@ class StreamRelay:
                         writing = False
                     if self._meter.done:
                         return
-                    chunk = await read(self._answer)
+                    chunk = await self._answer.read()
                 events = self._wanted(self._last_events())
                 if events:
                     writing = True
@@ -163,7 +155,7 @@ class StreamRelay:
                 raise ClientGone(f"the client read nothing for {self._idle:g} s") from None
             raise
         if not self._meter.done and not self._meter.error:
-            raise EngineStream("the engine ended the stream early")
+            raise Broken("the engine ended the stream early")
 
     def _last_events(self) -> list[Event]:
         """What the end of the stream completes. Half an event is dropped: it would swallow the error event after it."""
@@ -204,9 +196,9 @@ class StreamRelay:
     async def _read_tail(self) -> None:
         try:
             async with asyncio.timeout(_TAIL_SECONDS):
-                while await read(self._answer):
+                while await self._answer.read():
                     pass
-        except (TimeoutError, EngineStream):
+        except (TimeoutError, Broken):
             pass  # the connection is closed instead of kept
 
 

@@ -21,6 +21,7 @@ from cacheaware_sidecar.block_budget import BlockBudget
 from cacheaware_sidecar.budget import SlotBudget, slots_of
 from cacheaware_sidecar.control_app import create_control_app
 from cacheaware_sidecar.dispatch import Dispatcher
+from cacheaware_sidecar.engine_client import EngineClient
 from cacheaware_sidecar.engine_link import EngineLink
 from cacheaware_sidecar.engine_state import Link
 from cacheaware_sidecar.estimated_link import EstimatedLink
@@ -104,6 +105,7 @@ class Sidecar:
         settings = self._settings
         async with (
             upstream.engine_session(settings.connect_timeout) as session,
+            EngineClient(settings.engine_url, connect_timeout=settings.connect_timeout) as engine,
             self._linked(session) as (link, estimates),
         ):
             self._link = link
@@ -113,7 +115,7 @@ class Sidecar:
                 link.want(self.views.view)
             proxy = self._proxy = Proxy(
                 settings,
-                session,
+                engine,
                 views=self.views,
                 secrets=lambda: self._secrets,
                 link=link,

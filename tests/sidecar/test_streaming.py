@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from cacheaware_sidecar.engine_client import KEEP_ALIVE_SECONDS
 from cacheaware_sidecar.testing import Behaviour, StubEngine, stream_events
 from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar
-from cacheaware_sidecar.upstream import KEEP_ALIVE_SECONDS, engine_session
+from cacheaware_sidecar.upstream import engine_session
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BODY: dict[str, Any] = {"model": "stub-model", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
