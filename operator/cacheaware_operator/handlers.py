@@ -82,6 +82,8 @@ async def watch(loop: Loop, credentials: Credentials, namespaces: Collection[str
                 registry=_registry(loop.kinds, saw, credentials),
                 settings=_settings(loop.kinds),
                 standalone=True,
+                # Nobody asks for it; left out it is the user's name, and the users of containers have none.
+                identity="cacheaware-operator",  # type: ignore[arg-type]  # of a type that kopf does not show
                 clusterwide=not namespaces,
                 namespaces=list(namespaces),
             )

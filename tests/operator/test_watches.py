@@ -1,6 +1,7 @@
 """Watches that break: a server that says 410, closes streams or refuses them; and lists that catch what was missed."""
 
 import asyncio
+import getpass
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -162,6 +163,21 @@ async def test_what_is_there_and_what_changes_is_told(api: ApiServer, told: Told
     await told.wait_for("old", gone=True)
     assert {"allowWatchBookmarks", "timeoutSeconds", "resourceVersion"} <= set(api.seen[0])
     assert api.writes == []  # no annotation, no status, no Event, no peering
+
+
+@pytest.fixture
+def nameless_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, whose user is a number."""
+
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 65532")
+
+    monkeypatch.setattr(getpass, "getuser", unknown)
+
+
+async def test_a_user_without_a_name_may_watch(nameless_user: None, api: ApiServer, told: Told) -> None:
+    api.pools = [pool("chat", 1)]
+    await told.wait_for("chat")
 
 
 async def test_a_stream_that_is_too_old_is_listed_anew(api: ApiServer, told: Told) -> None:
