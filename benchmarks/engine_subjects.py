@@ -71,8 +71,12 @@ class Ours:
 
 
 def _runner_options(settings: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of the runner that the benchmark compares."""
-    return {}
+    """Settings of the runner that the benchmark compares: `kv`, and `share=off`."""
+    from cacheaware_engine.attention_costs import SEPARATELY
+    from cacheaware_engine.settings import KvDtype
+
+    shares = settings.get("share", "on") == "on"
+    return {"kv_dtype": KvDtype(settings.get("kv", "auto")), "costs": None if shares else SEPARATELY}
 
 
 class _Tally:

@@ -7,22 +7,15 @@ number of the format. Nothing is calibrated, and a block needs no other block to
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from cacheaware_engine.settings import KvDtype
+
 SCALE_BYTES: Final = 4
 _SMALLEST: Final = 1e-12  # a key of zeros: its scale is never zero
-
-
-class KvDtype(StrEnum):
-    """As `--kv-cache-dtype` and, in capitals, `spec.engine.kvCache.dtype` say it."""
-
-    AUTO = "auto"  # the compute dtype
-    INT8 = "int8"
-    FP8 = "fp8"  # e4m3
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +51,8 @@ def kv_format(asked: KvDtype, compute: torch.dtype) -> KvFormat:
             return KvFormat(torch.int8, compute, 127.0)
         case KvDtype.FP8:
             return KvFormat(torch.float8_e4m3fn, compute, 448.0)
+
+
+def bytes_per_token(layers: int, kv_heads: int, head_dim: int, form: KvFormat) -> int:
+    """Bytes that one token's keys and values take over all layers, scales included."""
+    return layers * 2 * kv_heads * form.bytes_of(head_dim)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cacheaware_engine.kv_format import KvFormat
+from cacheaware_engine.kv_format import KvFormat, bytes_per_token
 from cacheaware_engine.kv_reads import Run
 
 
@@ -55,7 +55,7 @@ class KvStore:
     @property
     def bytes_per_token(self) -> int:
         """Over all layers."""
-        return self.num_layers * 2 * self.kv_heads * self.format.bytes_of(self.head_dim)
+        return bytes_per_token(self.num_layers, self.kv_heads, self.head_dim, self.format)
 
     def slots(self, tables: Sequence[Sequence[int]], tokens: int) -> Tensor:
         """Slots of the first `tokens` tokens of each table. [tables, tokens]

@@ -15,9 +15,10 @@ from torch import Tensor
 from cacheaware_engine.attention import PagedAttention, kernel_for
 from cacheaware_engine.attention_costs import AttentionCosts
 from cacheaware_engine.cost_probe import measured_costs
-from cacheaware_engine.kv_format import KvDtype, kv_format
+from cacheaware_engine.kv_format import kv_format
 from cacheaware_engine.kv_store import KvStore
 from cacheaware_engine.network import Network
+from cacheaware_engine.settings import KvDtype
 from cacheaware_engine.step_plan import SequenceWork, Shared, plan_step
 
 __all__ = ["ModelRunner", "SequenceWork", "StepOutput"]

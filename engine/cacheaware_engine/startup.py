@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from . import memory, model_source
+from .attention_costs import NEVER, SEPARATELY, AttentionCosts
 from .blocks import BlockPool
 from .chat import Tokenizer
 from .compute_dtype import torch_dtype
 from .engine import Engine
 from .errors import NotEnoughMemory
+from .kv_format import bytes_per_token, kv_format
 from .loader import load_model, weight_bytes
 from .logs import values
 from .metrics import Metrics
@@ -45,14 +47,21 @@ def load(settings: Settings, metrics: Metrics, clock: Callable[[], float] = time
     config = read_config(folder)
     max_model_len = config.context(settings.max_model_len)
     dtype = torch_dtype(settings.dtype)
-    num_blocks = blocks_in(settings, config, dtype)
+    token_bytes = kv_bytes_per_token(settings, config, dtype)
+    num_blocks = blocks_in(settings, token_bytes)
     memory.require_memory(
         weights=weight_bytes(folder, config, dtype),
-        kv_cache=num_blocks * settings.block_size * config.kv_bytes_per_token(dtype.itemsize),
+        kv_cache=num_blocks * settings.block_size * token_bytes,
         available=memory.available_memory(),
     )
     model = load_model(folder, settings.dtype)
-    runner = ModelRunner(model.network, num_blocks, settings.block_size)
+    runner = ModelRunner(
+        model.network,
+        num_blocks,
+        settings.block_size,
+        kv_dtype=settings.kv_cache_dtype,
+        costs=None if settings.share_prefix_reads else SEPARATELY,
+    )
     pool = BlockPool(
         num_blocks, settings.block_size, settings.max_num_seqs, bytes_per_token=runner.bytes_per_token, clock=clock
     )
@@ -75,6 +84,8 @@ def load(settings: Settings, metrics: Metrics, clock: Callable[[], float] = time
             blocks=num_blocks,
             block_size=settings.block_size,
             max_model_len=max_model_len,
+            kv_cache_dtype=settings.kv_cache_dtype,
+            shares_from_tokens=_shares_from(runner.costs),
             seconds=clock() - started,
         ),
     )
@@ -86,11 +97,16 @@ def load(settings: Settings, metrics: Metrics, clock: Callable[[], float] = time
     return LoadedEngine(engine, tokenizer, Limits(runner.vocab_size, settings.max_num_seqs), max_model_len)
 
 
-def blocks_in(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> int:
+def kv_bytes_per_token(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> int:
+    form = kv_format(settings.kv_cache_dtype, dtype)
+    return bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, form)
+
+
+def blocks_in(settings: Settings, token_bytes: int) -> int:
     """How many blocks the settings ask for."""
     if settings.num_kv_blocks is not None:
         return settings.num_kv_blocks
-    block_bytes = settings.block_size * config.kv_bytes_per_token(dtype.itemsize)
+    block_bytes = settings.block_size * token_bytes
     blocks = settings.kv_cache_memory // block_bytes
     if blocks < 2:
         raise NotEnoughMemory(
@@ -98,6 +114,12 @@ def blocks_in(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> in
             f"({block_bytes} bytes each): give at least {2 * block_bytes}"
         )
     return blocks
+
+
+def _shares_from(costs: AttentionCosts) -> str:
+    """For the log: from how many tokens a prefix is read together, by how many share it."""
+    lengths = {members: costs.least_prefix(members) for members in (2, 4, 8, 16)}
+    return " ".join(f"{members}:{'never' if least >= NEVER else least}" for members, least in lengths.items())
 
 
 class _LoggedProgress:

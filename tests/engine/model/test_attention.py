@@ -20,9 +20,10 @@ from cacheaware_engine.attention import (
     merge,
 )
 from cacheaware_engine.attention_costs import SEPARATELY, TOGETHER, AttentionCosts
-from cacheaware_engine.kv_format import KvDtype, kv_format
+from cacheaware_engine.kv_format import kv_format
 from cacheaware_engine.kv_store import KvStore
 from cacheaware_engine.linear import Linear, packing_works
+from cacheaware_engine.settings import KvDtype
 from cacheaware_engine.step_plan import BUCKET_SLOTS, SequenceWork, bucket_sizes, plan_step
 
 COSTS = [pytest.param(SEPARATELY, id="separately"), pytest.param(TOGETHER, id="together")]
