@@ -14,10 +14,11 @@ import dataclasses
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 CHUNK_BYTES = 64
+_CHUNKS_A_STEP = 512
 MAX_CHUNKS = 8192  # 512 KiB of text; longer prompts are keyed by their start, which bounds the time spent here
 KEY_ALGORITHM = "blake2b-128/chunk-64/v1"
 TEXT_BYTES_PER_TOKEN = 4.0  # where the engine has not told yet
@@ -39,36 +40,50 @@ class _UnknownShape(Exception):
 
 def prefix_key(path: str, body: Mapping[str, Any], salt: str) -> PrefixKey | None:
     """The key of a request body, or None for a shape that has no single prompt."""
+    steps = prefix_key_steps(path, body, salt)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            key: PrefixKey | None = ended.value
+            return key
+
+
+def prefix_key_steps(path: str, body: Mapping[str, Any], salt: str) -> Generator[None, None, PrefixKey | None]:
+    """The same in steps of about a millisecond, so that other requests can go on while a long prompt is keyed."""
     try:
         if path == "/v1/chat/completions":
-            return _chained(b"chat", body, salt, _chat_text(body))
+            return (yield from _chained(b"chat", body, salt, _chat_text(body)))
         if path == "/v1/completions":
             prompt = _single(body.get("prompt"))
             if isinstance(prompt, str):
-                return _chained(b"text", body, salt, iter([_encoded(prompt)]))
-            return _chained(b"ids", body, salt, iter([_ids(prompt)]))
+                return (yield from _chained(b"text", body, salt, iter([_encoded(prompt)])))
+            return (yield from _chained(b"ids", body, salt, iter([_ids(prompt)])))
     except (_UnknownShape, ValueError, TypeError, RecursionError):
         return None
     return None
 
 
-def _chained(kind: bytes, body: Mapping[str, Any], salt: str, parts: Iterator[bytes]) -> PrefixKey:
+def _chained(
+    kind: bytes, body: Mapping[str, Any], salt: str, parts: Iterator[bytes]
+) -> Generator[None, None, PrefixKey]:
     domain = [body.get(name) for name in ("model", "chat_template", "chat_template_kwargs", "documents")]
     parent = _digest(kind + _FIELD + _encoded(salt) + _FIELD + _canonical(domain))
     chunks: list[bytes] = []
     rest = bytearray()
     length = 0
     for part in parts:
-        rest += part
         length += len(part)
-        view = memoryview(rest)
+        wanted = (MAX_CHUNKS - len(chunks)) * CHUNK_BYTES - len(rest)
+        if wanted <= 0:
+            continue
+        rest += part[:wanted]
         full = len(rest) - len(rest) % CHUNK_BYTES
         for start in range(0, full, CHUNK_BYTES):
-            if len(chunks) == MAX_CHUNKS:
-                break
-            parent = _digest(parent + view[start : start + CHUNK_BYTES])
+            parent = _digest(parent + rest[start : start + CHUNK_BYTES])
             chunks.append(parent)
-        view.release()
+            if not len(chunks) % _CHUNKS_A_STEP:
+                yield
         del rest[:full]
     return PrefixKey(tuple(chunks), length, of_ids=kind == b"ids")
 

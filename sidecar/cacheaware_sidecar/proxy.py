@@ -30,7 +30,7 @@ from cacheaware_sidecar.fair_queue import Waiting
 from cacheaware_sidecar.gate import Gate
 from cacheaware_sidecar.identity import Caller, identify
 from cacheaware_sidecar.prefix_index import PrefixIndex
-from cacheaware_sidecar.prefix_key import PrefixKey, prefix_key
+from cacheaware_sidecar.prefix_key import PrefixKey, prefix_key, prefix_key_steps
 from cacheaware_sidecar.record import Outcome, Record, Recorder
 from cacheaware_sidecar.relay import StreamRelay
 from cacheaware_sidecar.request_body import read_body
@@ -50,6 +50,8 @@ from cacheaware_sidecar.tiers import choose_tier, loosened, promise_of
 from cacheaware_sidecar.traffic import Traffic
 from cacheaware_sidecar.view_source import ViewSource
 from cacheaware_sidecar.working_set import WorkingSets
+
+_LONG_BODY = 64 * 1024  # bytes: its work is cut into steps
 
 R = TypeVar("R", bound=web.StreamResponse)
 
@@ -138,7 +140,7 @@ class Proxy:
         caller = self._identify(request, record)
         asked = parse_generation(await self._read_body(request))
         view = self._view()
-        prepared = self._prepare(request, record, asked, caller, view)
+        prepared = await self._prepare(request, record, asked, caller, view)
         await self._link.state.usable()
         prepared = await self._sized(request, record, prepared)
         reject_late = prepared.tier.admission is wire.Admission.REJECT
@@ -150,7 +152,7 @@ class Proxy:
             finally:
                 self._learn(record, prepared)
 
-    def _prepare(
+    async def _prepare(
         self, request: web.Request, record: Record, asked: Asked, caller: Caller, view: wire.View
     ) -> _Prepared:
         tier = choose_tier(asked.service_tier, caller, view)
@@ -159,7 +161,7 @@ class Proxy:
         salt = cache_salt(
             self._secrets().salt_key, view.sharing, tier=tier.name, tenant=caller.tenant, request_id=record.id
         )
-        key = prefix_key(request.path, asked.body, salt)
+        key = await _key(request.path, asked, salt)
         prompt, cached = 0, 0
         if key is not None:
             prompt, cached = self._index.tokens(key), self._index.predict(key)
@@ -359,6 +361,20 @@ class Proxy:
             f'hold;dur={record.held * 1000:.1f};desc="{record.flush_reason}", '
             f"engine;dur={engine * 1000:.1f}"
         )
+
+
+async def _key(path: str, asked: Asked, salt: str) -> PrefixKey | None:
+    """Other requests go on while a long prompt is keyed."""
+    if asked.size < _LONG_BODY:
+        return prefix_key(path, asked.body, salt)
+    steps = prefix_key_steps(path, asked.body, salt)
+    while True:
+        await asyncio.sleep(0)
+        try:
+            next(steps)
+        except StopIteration as ended:
+            key: PrefixKey | None = ended.value
+            return key
 
 
 def _with_ours(response: R, record: Record) -> R:

@@ -133,10 +133,15 @@ class StreamRelay:
     async def _pass_on(self, response: web.StreamResponse, chunk: bytes) -> None:
         loop = asyncio.get_running_loop()
         writing = False
+        slack = self._idle / 8  # the limit is moved that seldom: moving it costs as much as a chunk
+        moved = -slack
         try:
             async with asyncio.timeout(None) as silence:
                 while chunk:
-                    silence.reschedule(loop.time() + self._idle)
+                    now = loop.time()
+                    if now - moved >= slack:
+                        moved = now
+                        silence.reschedule(now + self._idle + slack)
                     events = self._wanted(self._parser.feed(chunk))
                     if events:
                         writing = True

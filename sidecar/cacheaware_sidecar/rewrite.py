@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
+
+import orjson
 
 from cacheaware_sidecar.errors import BadRequest
 from cacheaware_sidecar.limits import check_numbers, output_limit, sequences
@@ -60,7 +63,7 @@ class Asked:
 def parse_object(data: bytes) -> dict[str, Any]:
     """A JSON object; raises `BadRequest` for anything else, for text that is not Unicode and for NaN and Infinity."""
     try:
-        body = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        body = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
     except UnicodeDecodeError as error:
         raise BadRequest(f"the body is not UTF-8: byte {error.start} cannot be decoded") from None
     except json.JSONDecodeError as error:
@@ -110,12 +113,15 @@ def for_engine(asked: Asked, *, tier: str, priority: int, salt: str) -> bytes:
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
+    """JSON text, several times as fast as the standard library's for long prompts; raises `BadRequest`."""
+    try:
+        return orjson.dumps(body)
+    except TypeError:
+        pass  # what it cannot write, numbers beyond 64 bits among it, or says less well why
     try:
         return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
         raise BadRequest("the body has half of a surrogate pair (\\ud800 to \\udfff), which is no text") from None
-    except ValueError:
-        raise BadRequest("the body has a number too large to be finite") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
 
@@ -149,6 +155,13 @@ def named_in_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
 def label(text: str | None) -> str | None:
     """A caller's own request id, if it is harmless in a log; it is never used as an id."""
     return text if text is not None and _LABEL.fullmatch(text) else None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("it has a number too large to be finite")
+    return number
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -25,6 +25,9 @@ class Event:
     @property
     def data(self) -> bytes | None:
         """What the `data:` lines say, joined by LF; None for a comment or an event without data."""
+        raw = self.raw
+        if raw.startswith(b"data: ") and _is_one_line(raw):
+            return raw[6:-2]  # one line, as nearly all are
         lines = [line[5:].removeprefix(b" ") for line in _lines(self.raw) if line.startswith(b"data:")]
         return b"\n".join(lines) if lines else None
 
@@ -47,6 +50,8 @@ class EventParser:
         return bytes(self._buffer)
 
     def feed(self, data: bytes) -> list[Event]:
+        if not self._buffer and _is_one_line(data):
+            return [Event(data)]  # one whole event, as nearly every chunk is
         self._buffer += data
         events = list(self._cut())
         if len(self._buffer) > self._max:
@@ -68,6 +73,10 @@ class EventParser:
             start = position = end
         del self._buffer[:start]
         self._searched = max(0, len(self._buffer) - _LONGEST_END + 1)
+
+
+def _is_one_line(raw: bytes) -> bool:
+    return raw.endswith(b"\n\n") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw
 
 
 def _lines(raw: bytes) -> list[bytes]:
