@@ -26,7 +26,7 @@ from cacheaware_operator.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-WORKERS = 8
+WORKERS = 16  # pools that are looked at at the same time; most of a look is waiting for sidecars
 CHILD_DELAY = 0.3  # seconds: a rollout is many changes at once
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -31,7 +32,8 @@ class SidecarClient:
 
     async def put_view(self, view: wire.View) -> wire.Revision:
         """Deliver the wanted view; raises `ViewRefused` with the sidecar's reason, or `Unreachable`."""
-        status, body = await self._call("PUT", "/pool/view", wire.to_json(view))
+        status, text = await self._call("PUT", "/pool/view", wire.to_json(view))
+        body = _decoded(text)
         if status == 200:
             try:
                 return wire.from_json(wire.Revision, body.get("revision") if isinstance(body, dict) else body)
@@ -42,11 +44,11 @@ class SidecarClient:
         raise ViewRefused(f"the sidecar at {self._url} refused the view ({status}): {_reason(body)}")
 
     async def status(self) -> wire.PoolStatus:
-        status, body = await self._call("GET", "/pool/status")
+        status, text = await self._call("GET", "/pool/status")
         if status != 200:
-            raise Unreachable(f"the sidecar at {self._url} answered {status}: {_reason(body)}")
+            raise Unreachable(f"the sidecar at {self._url} answered {status}: {_reason(_decoded(text))}")
         try:
-            return wire.from_json(wire.PoolStatus, body)
+            return _pool_status(text)
         except wire.WireError as error:
             raise Unreachable(f"the sidecar at {self._url} sent a status that cannot be read: {error}") from None
 
@@ -54,8 +56,8 @@ class SidecarClient:
         """Its own metrics page, as text."""
         status, text = await self._call("GET", "/metrics")
         if status != 200:
-            raise Unreachable(f"the sidecar at {self._url} answered {status}: {_reason(text)}")
-        return str(text)
+            raise Unreachable(f"the sidecar at {self._url} answered {status}: {_reason(_decoded(text))}")
+        return text
 
     async def alive(self) -> Probe:
         """Whether the process answers at all; that is what supervision asks."""
@@ -68,13 +70,12 @@ class SidecarClient:
     async def _probe(self, path: str) -> Probe:
         return await _ask(self._session, self._url + path)
 
-    async def _call(self, method: str, path: str, message: Any = None) -> tuple[int, Any]:
+    async def _call(self, method: str, path: str, message: Any = None) -> tuple[int, str]:
         try:
             async with self._session.request(
                 method, self._url + path, json=message, headers=self._headers, timeout=self._timeout
             ) as response:
-                text = await response.text(errors="replace")
-                return response.status, text if path == "/metrics" else _decoded(text)
+                return response.status, await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"the sidecar at {self._url} does not answer: {_words(error)}") from error
 
@@ -94,6 +95,11 @@ async def _ask(session: aiohttp.ClientSession, url: str, broken_status: int | No
             return Probe(health, reason)
     except (aiohttp.ClientError, TimeoutError, OSError):
         return Probe(Health.NOT_READY, "does not answer")
+
+
+@functools.lru_cache(maxsize=2048)  # one that is idle says the same each time, and a cluster may have a thousand
+def _pool_status(text: str) -> wire.PoolStatus:
+    return wire.from_json(wire.PoolStatus, _decoded(text))
 
 
 def _decoded(text: str) -> Any:

@@ -93,17 +93,19 @@ def written_status(
 ) -> CacheAwarePoolStatus:
     """What to write now: figures once an interval, everything that was decided or that changed a condition at once.
 
-    Equal to `written` when nothing is worth a write, so that watchers are not flooded by figures that tremble.
+    Equal to `written` when nothing is worth a write, so that watchers are not flooded by figures that tremble. What is
+    written anyway has the newest figures in it.
     """
     if written is None or figures_due:
         return current
-    return current.model_copy(
+    without_news = current.model_copy(
         update={
             "hit_percent": written.hit_percent,
             "tiers": tuple(_keep_figures(tier, written.tiers) for tier in current.tiers),
             "conditions": tuple(_keep_message(condition, written.conditions) for condition in current.conditions),
         }
     )
+    return written if without_news == written else current
 
 
 def _overridden(found: list[Finding], overrides: Sequence[Finding]) -> list[Finding]:

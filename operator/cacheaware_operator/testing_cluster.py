@@ -50,11 +50,12 @@ class FakeSidecar:
     told: list[int] = field(default_factory=list)  # numbers of views
     page: str = ""
     capacity: int = 1000
+    held: int = 0  # blocks, of each tier
 
     def status(self) -> wire.PoolStatus:
         view = self.view if self.acknowledges else None
         revision = None if view is None else view.revision
-        account = wire.TierLedger(0, 0, 0, 0, 0, 0, 0, 0, wire.Slots(1, 0), 0, 0, 0, 0, 0)
+        account = wire.TierLedger(0, 0, 0, self.held, 0, 0, 0, 0, wire.Slots(1, 0), 0, 0, 0, 0, 0)
         accounts = {tier.name: account for tier in (() if view is None else view.tiers)}
         public = wire.PublicLedger(0, 0, 0, {})
         ledger = wire.Ledger(1, revision, 16, 100, self.capacity, self.capacity, public, accounts, 0, 0)

@@ -204,14 +204,22 @@ async def test_an_edit_of_quotas_is_two_writes_and_the_sidecars_are_told_at_once
     assert {tier["name"]: tier["effectivePercent"] for tier in bench.status["tiers"]} == {"gold": 60, "bronze": 30}
 
 
-async def test_figures_are_written_once_an_interval(bench: Bench) -> None:
+async def test_figures_are_written_once_an_interval_and_with_whatever_is_written_anyway(bench: Bench) -> None:
+    def held() -> int:
+        return sum(tier["heldBlocks"] for tier in bench.status["tiers"])
+
     await bench.settle()
     for name in ("chat-0", "chat-1"):
-        bench.there.sidecar(name).capacity = 2000
+        bench.there.sidecar(name).held = 10
+    await bench.run()
+    assert bench.there.writes == []
     bench.clock.now += FIGURES_SECONDS
     await bench.run()
-    assert bench.there.writes == [STATUS]
-    assert bench.status["capacity"]["maxBlocks"] == 2000
+    assert (bench.there.writes, held()) == ([STATUS], 40)
+    bench.there.sidecar("chat-0").held = 0
+    bench.there.put(POD, pod_of("chat", "chat-1", ready=False))
+    await bench.run()
+    assert held() == 0  # of the ready replica; nothing is left of the other one
 
 
 # -- what a pool refers to --------------------------------------------------------------------------------------------
