@@ -41,6 +41,9 @@ e2e: setup ## the tests that need a Kubernetes API server (they skip, and say wh
 bench-operator: setup ## what the operator costs with 200 pools on a real API server (15 minutes; ARGS=--quick: two)
 	$(BIN)/python -m benchmarks.bench_operator $(ARGS)
 
+bench-sidecar: setup ## what passing through the sidecar costs, beside two Rust routers (ARGS=--quick: two minutes)
+	$(BIN)/python -m benchmarks.bench_sidecar $(foreach arg,$(PIP_ARGS),--pip-arg=$(arg)) $(ARGS)
+
 check: setup ## linter, formatter, types and import contracts (seconds)
 	$(BIN)/ruff check $(PATHS)
 	$(BIN)/ruff format --check $(PATHS)
