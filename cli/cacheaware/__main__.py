@@ -225,6 +225,22 @@ def demo(context: typer.Context) -> None:
     command(context.args, prog_name="cacheaware demo")
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def replay(context: typer.Context) -> None:
+    """Run request traces through a pool's own code in virtual time, beside other policies: no GPU, no cluster.
+
+    [bold]cacheaware replay chat.jsonl agents.jsonl -f pool.yaml --tier chat=gold --capacity 3M[/bold]
+
+    [bold]cacheaware replay --help[/bold] lists its options.
+    """
+    _require("cli", "operator", "sidecar")
+    from cacheaware.replay.arguments import replay_command
+
+    command = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    command.command(no_args_is_help=True)(replay_command)
+    command(context.args, prog_name="cacheaware replay")
+
+
 def main() -> None:
     app()
 
