@@ -1,27 +1,16 @@
 """What is inside the engine: sequences in flight per tier, each reservation given back exactly once. Pure.
 
-The engine's own queue is kept short by sending no more sequences than it can run at once, so that order is decided
-here. A tier below its nominal slots may always send: the engine then takes a slot back from a tier that borrowed it,
-and nobody within its share waits for somebody else's request to end.
+Who may have how many is decided by the scheduler, from `slots`; this is the account of it, and of the blocks where the
+engine keeps none.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-
 from cacheaware_api import wire
 from cacheaware_sidecar.block_budget import BlockBudget, Demand
+from cacheaware_sidecar.scheduling import Slots
 
-DEFAULT_SLOTS = 32  # the Torch engine's default of --max-num-seqs
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slots:
-    """How many sequences the engine runs at once, and what each tier may always have of them."""
-
-    total: int = DEFAULT_SLOTS
-    nominal: Mapping[str, int] = dataclasses.field(default_factory=dict)
+DEFAULT_SLOTS = Slots().total
 
 
 def slots_of(ledger: wire.Ledger | None, configured: int | None) -> Slots:
@@ -76,10 +65,6 @@ class SlotBudget:
     def in_flight(self, tier: str) -> int:
         """Sequences of a tier."""
         return self._sequences.get(tier, 0)
-
-    def has_room(self, tier: str) -> bool:
-        """A request of several sequences may overshoot the total: the engine queues what it cannot run yet."""
-        return self._total < self.slots.total or self.in_flight(tier) < self.slots.nominal.get(tier, 0)
 
     def reserve(self, request_id: str, tier: str, sequences: int, demand: Demand | None = None) -> Reservation:
         if request_id in self._requests:

@@ -20,10 +20,10 @@ from cacheaware_sidecar.errors import BadRequest, EngineBroke, NoEngine
 from cacheaware_sidecar.estimated_ledger import HitCounts
 from cacheaware_sidecar.figures import percentile
 from cacheaware_sidecar.metering import Usage
-from cacheaware_sidecar.prefix_index import PrefixIndex
 from cacheaware_sidecar.prefix_key import CHUNK_BYTES, TEXT_BYTES_PER_TOKEN, PrefixKey
 from cacheaware_sidecar.relay import read_whole
 from cacheaware_sidecar.rewrite import Asked
+from cacheaware_sidecar.token_lengths import TokenLengths
 
 _PATIENCE = 5.0
 _REMEMBERED = 64  # answers of a tier
@@ -33,10 +33,10 @@ _CHAT = ("messages", "tools", "chat_template", "chat_template_kwargs", "add_gene
 class Estimates:
     """For one engine that keeps no account of blocks."""
 
-    def __init__(self, blocks: BlockBudget, hits: HitCounts, index: PrefixIndex) -> None:
+    def __init__(self, blocks: BlockBudget, hits: HitCounts, lengths: TokenLengths) -> None:
         self._blocks = blocks
         self._hits = hits
-        self._index = index
+        self._lengths = lengths
         self._outputs: dict[str, deque[int]] = {}
 
     def demand(self, tier: str, key: PrefixKey | None, asked: Asked, prompt_tokens: int | None = None) -> Demand:
@@ -46,7 +46,7 @@ class Estimates:
             prompt = round(asked.size / TEXT_BYTES_PER_TOKEN) if prompt_tokens is None else prompt_tokens
             return Demand(prompt, output, asked.sequences)
         if prompt_tokens is None:
-            prompt, chunk_tokens = self._index.tokens(key), self._index.chunk_tokens(key)
+            prompt, chunk_tokens = self._lengths.tokens(key), self._lengths.chunk_tokens(key)
         else:
             prompt, chunk_tokens = prompt_tokens, CHUNK_BYTES * prompt_tokens / max(1, key.length)
         return Demand(prompt, output, asked.sequences, key.chunks, max(1, round(chunk_tokens)))

@@ -1,8 +1,8 @@
 """Waiting for the engine: the asyncio shell around `dispatch.py`.
 
 A request holds a place from its submission to the end of the `async with`. However it leaves (answered, cancelled while
-queued, cancelled at the very moment it was let go, failed), it leaves the queue, its reservation is released exactly
-once, and whoever is next is let in.
+queued, cancelled at the very moment it was let go, failed), it leaves the queue, what it reserved is given back exactly
+once, and whoever is next is let in. A timer asks again when the scheduler wants to be asked.
 """
 
 from __future__ import annotations
@@ -11,30 +11,35 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from cacheaware_sidecar.dispatch import Dispatch, Dispatcher
+from cacheaware_sidecar.block_budget import Demand
+from cacheaware_sidecar.dispatch import Dispatcher
 from cacheaware_sidecar.errors import Busy, Reason, TooLate
-from cacheaware_sidecar.fair_queue import Waiting
+from cacheaware_sidecar.scheduling import Dispatch, Used, Waiting
 
 
 class Gate:
     def __init__(self, dispatcher: Dispatcher, clock: Callable[[], float]) -> None:
         self._dispatcher = dispatcher
-        self._clock = clock  # that of `Waiting.arrived`
+        self._scheduler = dispatcher.scheduler
+        self._clock = clock  # that of `Waiting.arrived`, and the scheduler's
         self._places: dict[str, asyncio.Future[Dispatch]] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def queued(self) -> int:
-        return len(self._dispatcher.queue)
+        return self._scheduler.waiting
 
     @property
     def in_flight(self) -> int:
-        return self._dispatcher.budget.requests
+        return self._scheduler.inside
 
     def queued_of(self, tier: str) -> int:
-        return self._dispatcher.queue.waiting(tier)
+        return self._scheduler.waiting_of(tier)
 
     @contextlib.asynccontextmanager
-    async def place(self, request: Waiting, *, patience: float, reject_late: bool = False) -> AsyncIterator[Dispatch]:
+    async def place(
+        self, request: Waiting, demand: Demand | None = None, *, patience: float, reject_late: bool = False
+    ) -> AsyncIterator[Dispatch]:
         """Wait for the engine, then hold a place in it.
 
         `patience` is the most seconds to wait (`TooLate`). `reject_late`: a request that cannot meet its deadline any
@@ -43,7 +48,7 @@ class Gate:
         if reject_late:
             self._refuse_if_hopeless(request)
         place: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
-        self._dispatcher.submit(request)
+        self._dispatcher.submit(request, demand)
         self._places[request.id] = place
         try:
             self.pump()
@@ -52,16 +57,28 @@ class Gate:
             self._leave(request, place)
 
     def pump(self) -> None:
-        """Let in whoever may go: after a submission, a release, or a change of slots or terms."""
-        for dispatch in self._dispatcher.next_batch(self._clock()):
+        """Let in whoever may go: after a submission, a release, a first token, or a change of slots or terms."""
+        decision = self._dispatcher.next_batch()
+        for dispatch in decision.dispatches:
             place = self._places[dispatch.request.id]
             if not place.done():
                 place.set_result(dispatch)
-            else:  # given up in this very tick; `_leave` has not run yet, and a second release does nothing
-                dispatch.reservation.release()
+            else:  # given up in this very tick; `_leave` has not run yet, and finishing twice does nothing
+                self._dispatcher.refused(dispatch.request.id)
+        self._wake_at(decision.wake_at)
 
-    def settle(self, request: Waiting, cost: float) -> None:
-        self._dispatcher.settle(request, cost)
+    def first_byte(self, request_id: str) -> None:
+        """Its prompt is computed: those that waited for that may go."""
+        self._scheduler.first_byte(request_id)
+        self.pump()
+
+    def finished(self, request_id: str, used: Used | None) -> None:
+        """What the engine counted, told before the place is left."""
+        self._dispatcher.finished(request_id, used)
+
+    def refused(self, request_id: str) -> None:
+        """The engine would not have it, told before the place is left."""
+        self._dispatcher.refused(request_id)
 
     async def _turn(
         self, place: asyncio.Future[Dispatch], request: Waiting, patience: float, reject_late: bool
@@ -84,16 +101,30 @@ class Gate:
         del self._places[request.id]
         self._dispatcher.withdraw(request.id)
         if place.done() and not place.cancelled():
-            place.result().reservation.release()
+            self._dispatcher.finished(request.id)
         place.cancel()
         self.pump()
 
+    def _wake_at(self, time: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if time is not None:
+            seconds = max(0.0, time - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.pump)
+
     def _refuse_if_hopeless(self, request: Waiting) -> None:
-        """The oldest waiter of the tier has waited longer than this one may: it would not be served in time either."""
-        oldest = self._dispatcher.queue.oldest(request.tier)
-        if oldest is None or request.deadline is None:
+        """It would not be served in time: the engine is busy and the estimate says so, or one of its tier has waited
+        for longer than this one may. An idle engine serves it: then the estimate is put to the test.
+        """
+        if request.deadline is None or not self._scheduler.inside:
             return
-        if self._clock() - oldest >= request.deadline - request.arrived:
+        now, allowed = self._clock(), request.deadline - request.arrived
+        oldest = self._scheduler.oldest(request.tier)
+        if oldest is not None and now - oldest >= allowed:
+            raise self._too_busy(request)
+        expected = self._scheduler.time_to_first_token(request)
+        if expected is not None and now + expected > request.deadline:
             raise self._too_busy(request)
 
     def _too_busy(self, request: Waiting) -> Busy:

@@ -18,6 +18,8 @@ from cacheaware_sidecar.working_set import BUCKET_LABELS, TierWorkingSet
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 2, 3, 5, 8, 13, 20, 40, 80)
+_HOLD_BUCKETS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_GROUP_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 _OUTPUT_TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
 
 
@@ -37,6 +39,14 @@ class Metrics:
         )
         self.output_tokens = self._counter("output_tokens", "Tokens generated.", "tier")
         self.sla = self._counter("sla", "Promises judged, by whether they were met.", "tier", "sla", "met")
+        self.flushes = self._counter("flushes", "Requests sent to the engine, by why they went then.", "tier", "reason")
+        self.hold = self._histogram("hold", "Time that a request was held for company.", _HOLD_BUCKETS)
+        self.group_size = Histogram(
+            "cacheaware_group_size",
+            "Requests, waiting or running, that share the prefix of one that is sent; 1: it has nobody.",
+            registry=self.registry,
+            buckets=_GROUP_BUCKETS,
+        )
         self.queue = Gauge(
             "cacheaware_queue_requests", "Requests that wait in the sidecar.", ["tier"], registry=self.registry
         )

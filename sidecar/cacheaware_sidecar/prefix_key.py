@@ -64,6 +64,15 @@ def prefix_key_steps(path: str, body: Mapping[str, Any], salt: str) -> Generator
     return None
 
 
+def conversation_of(body: Mapping[str, Any], salt: str) -> str | None:
+    """The client's own name for a conversation, if it gives one. Two sharing scopes never have the same."""
+    for field in ("prompt_cache_key", "conversation_id", "session_id"):
+        name = body.get(field)
+        if isinstance(name, str) and name:
+            return _digest(_encoded(salt) + _FIELD + _encoded(name)).hex()
+    return None
+
+
 def _chained(
     kind: bytes, body: Mapping[str, Any], salt: str, parts: Iterator[bytes]
 ) -> Generator[None, None, PrefixKey]:

@@ -20,17 +20,22 @@ from aiohttp import web
 
 from cacheaware_api import wire
 from cacheaware_sidecar import relay, upstream
-from cacheaware_sidecar.costs import OutputLengths, actual_cost, expected_cost
-from cacheaware_sidecar.dispatch import Dispatch
+from cacheaware_sidecar.block_budget import Demand
+from cacheaware_sidecar.costs import OutputLengths
 from cacheaware_sidecar.engine_client import EngineAnswer, EngineClient
 from cacheaware_sidecar.engine_state import Link
 from cacheaware_sidecar.errors import EngineBroke, NoEngine, Reason, Refusal, TooLate
 from cacheaware_sidecar.estimates import Estimates, count_prompt_tokens
-from cacheaware_sidecar.fair_queue import Waiting
 from cacheaware_sidecar.gate import Gate
 from cacheaware_sidecar.identity import Caller, identify
-from cacheaware_sidecar.prefix_index import PrefixIndex
-from cacheaware_sidecar.prefix_key import PrefixKey, prefix_key, prefix_key_steps
+from cacheaware_sidecar.prefix_key import (
+    CHUNK_BYTES,
+    TEXT_BYTES_PER_TOKEN,
+    PrefixKey,
+    conversation_of,
+    prefix_key,
+    prefix_key_steps,
+)
 from cacheaware_sidecar.record import Outcome, Record, Recorder
 from cacheaware_sidecar.relay import StreamRelay
 from cacheaware_sidecar.request_body import read_body
@@ -44,9 +49,11 @@ from cacheaware_sidecar.rewrite import (
     without_private,
 )
 from cacheaware_sidecar.salt import cache_salt
+from cacheaware_sidecar.scheduling import Dispatch, Used, Waiting
 from cacheaware_sidecar.secret_files import Secrets
 from cacheaware_sidecar.settings import Settings
 from cacheaware_sidecar.tiers import choose_tier, loosened, promise_of
+from cacheaware_sidecar.token_lengths import TokenLengths
 from cacheaware_sidecar.traffic import Traffic
 from cacheaware_sidecar.view_source import ViewSource
 from cacheaware_sidecar.working_set import WorkingSets
@@ -65,6 +72,7 @@ class _Prepared:
     salt: str
     key: PrefixKey | None
     waiting: Waiting
+    demand: Demand | None = None  # of KV blocks, where admission goes by estimate
 
 
 class Proxy:
@@ -77,7 +85,7 @@ class Proxy:
         secrets: Callable[[], Secrets],
         link: Link,
         gate: Gate,
-        index: PrefixIndex,
+        lengths: TokenLengths,
         working_sets: WorkingSets,
         traffic: Traffic,
         recorder: Recorder,
@@ -91,7 +99,7 @@ class Proxy:
         self._secrets = secrets
         self._link = link
         self._gate = gate
-        self._index = index
+        self._lengths = lengths
         self._working_sets = working_sets
         self._traffic = traffic
         self._recorder = recorder
@@ -145,7 +153,7 @@ class Proxy:
         prepared = await self._sized(request, record, prepared)
         reject_late = prepared.tier.admission is wire.Admission.REJECT
         async with self._gate.place(
-            prepared.waiting, patience=self._patience(record), reject_late=reject_late
+            prepared.waiting, prepared.demand, patience=self._patience(record), reject_late=reject_late
         ) as dispatch:
             try:
                 return await self._forward(request, record, prepared, dispatch)
@@ -162,19 +170,20 @@ class Proxy:
             self._secrets().salt_key, view.sharing, tier=tier.name, tenant=caller.tenant, request_id=record.id
         )
         key = await _key(request.path, asked, salt)
-        prompt, cached = 0, 0
-        if key is not None:
-            prompt, cached = self._index.tokens(key), self._index.predict(key)
-            record.predicted_tokens = cached
         first_token = record.promise.time_to_first_token
         waiting = Waiting(
             id=record.id,
             tier=tier.name,
             tenant=caller.fair_share,
             arrived=record.arrived,
-            cost=expected_cost(prompt, cached, self._outputs.expected(tier.name, asked.output_limit), asked.sequences),
+            prompt_tokens=0 if key is None else self._lengths.tokens(key),
+            output_tokens=self._outputs.expected(tier.name, asked.output_limit) * asked.sequences,
             deadline=None if first_token is None else record.arrived + first_token,
+            chunks=() if key is None else key.chunks,
+            chunk_tokens=CHUNK_BYTES / TEXT_BYTES_PER_TOKEN if key is None else self._lengths.chunk_tokens(key),
+            conversation=conversation_of(asked.body, salt),
             sequences=asked.sequences,
+            streams=asked.streams,
             size=asked.size,
         )
         return _Prepared(asked, tier, salt, key, waiting)
@@ -194,16 +203,25 @@ class Proxy:
                 demand = estimates.demand(tier, prepared.key, asked, counted)
                 if (refusal := estimates.too_large(tier, demand)) is not None:
                     raise refusal
-        return dataclasses.replace(prepared, waiting=dataclasses.replace(prepared.waiting, demand=demand))
+        return dataclasses.replace(prepared, demand=demand)
 
     async def _forward(
         self, request: web.Request, record: Record, prepared: _Prepared, dispatch: Dispatch
     ) -> web.StreamResponse:
         record.queued, record.held = dispatch.queued, dispatch.held
         record.flush_reason, record.group = dispatch.flush_reason, dispatch.group
+        record.group_size = dispatch.group_size
+        if prepared.key is not None:
+            record.predicted_tokens = dispatch.predicted_tokens
         record.forwarded_at = self._clock()
         asked = prepared.asked
-        body = for_engine(asked, tier=prepared.tier.name, priority=prepared.tier.priority, salt=prepared.salt)
+        body = for_engine(
+            asked,
+            tier=prepared.tier.name,
+            priority=prepared.tier.priority,
+            salt=prepared.salt,
+            group=dispatch.group,
+        )
         seconds = self._settings.first_byte_timeout if asked.streams else self._patience(record)
         try:
             async with (
@@ -241,6 +259,7 @@ class Proxy:
         )
         chunk = await stream.first_bytes()
         limit.reschedule(None)  # a stream has no total limit
+        self._gate.first_byte(record.id)
         record.status = 200
         response = _with_ours(relay.with_headers_of(answer, web.StreamResponse()), record)
         self._server_timing(response, record)
@@ -265,12 +284,15 @@ class Proxy:
         return response
 
     def _learn(self, record: Record, prepared: _Prepared) -> None:
-        """What the engine told corrects what was expected: the queue's account, the index, a tier's lengths; and its
-        working set grows.
+        """What the engine told corrects what was expected: the scheduler's accounts and index, the lengths of a tier's
+        answers; and its working set grows.
         """
         meter = record.meter
-        refused = record.outcome in (Outcome.BAD_REQUEST, Outcome.REJECTED)
-        self._gate.settle(prepared.waiting, 0.0 if refused else actual_cost(meter, prepared.waiting.cost))
+        if record.outcome in (Outcome.BAD_REQUEST, Outcome.REJECTED):
+            self._gate.refused(record.id)
+        elif meter.usage is not None:
+            used = Used(meter.usage.prompt_tokens, meter.usage.output_tokens, meter.usage.cached_tokens)
+            self._gate.finished(record.id, used)
         if meter.usage is not None:
             self._outputs.learn(prepared.tier.name, meter.usage.output_tokens / prepared.asked.sequences)
             if self._estimates is not None:
@@ -278,9 +300,8 @@ class Proxy:
         if prepared.key is None:
             return
         if meter.usage is not None:
-            self._index.learn(prepared.key, meter.usage.prompt_tokens)
+            self._lengths.learn(prepared.key, meter.usage.prompt_tokens)
         if meter.usage is not None or meter.first_token_at is not None:
-            self._index.insert(prepared.key)
             self._note_blocks(record, prepared.tier.name, prepared.key)
 
     def _note_blocks(self, record: Record, tier: str, key: PrefixKey) -> None:
@@ -288,7 +309,7 @@ class Proxy:
         ledger, meter = self._link.ledger, record.meter
         if ledger is None:
             return
-        self._working_sets.refer(tier, key, chunk_tokens=self._index.chunk_tokens(key), block_size=ledger.block_size)
+        self._working_sets.refer(tier, key, chunk_tokens=self._lengths.chunk_tokens(key), block_size=ledger.block_size)
         if meter.usage is not None and meter.first_token_at is not None and record.forwarded_at is not None:
             seconds = meter.first_token_at - record.forwarded_at
             self._working_sets.first_token(tier, meter.usage, seconds, block_size=ledger.block_size)

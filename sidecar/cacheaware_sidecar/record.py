@@ -8,13 +8,13 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from cacheaware_api import wire
-from cacheaware_sidecar.dispatch import FlushReason
 from cacheaware_sidecar.errors import Reason, Refusal
 from cacheaware_sidecar.explain import Decisions
 from cacheaware_sidecar.figures import Figures, Sample
 from cacheaware_sidecar.logs import values
 from cacheaware_sidecar.metering import Meter
 from cacheaware_sidecar.metrics import Metrics
+from cacheaware_sidecar.scheduling import FlushReason
 from cacheaware_sidecar.tiers import Promise
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class Record:
     held: float = 0.0
     flush_reason: FlushReason = FlushReason.NOT_HELD
     group: str | None = None
+    group_size: int = 1
     forwarded_at: float | None = None
     predicted_tokens: int | None = None
     meter: Meter = dataclasses.field(default_factory=Meter)
@@ -148,6 +149,10 @@ class Recorder:
             metrics.rejections.labels(tier, record.reason).inc()
         if record.tier is None:
             return
+        if record.forwarded_at is not None:
+            metrics.hold.labels(tier).observe(record.held)
+            metrics.flushes.labels(tier, record.flush_reason).inc()
+            metrics.group_size.observe(record.group_size)
         for sla, met in record.judged().items():
             metrics.sla.labels(tier, sla, "true" if met else "false").inc()
         if record.time_to_first_token is not None:

@@ -97,12 +97,12 @@ def parse_generation(data: bytes) -> Asked:
     )
 
 
-def for_engine(asked: Asked, *, tier: str, priority: int, salt: str) -> bytes:
+def for_engine(asked: Asked, *, tier: str, priority: int, salt: str, group: str | None = None) -> bytes:
     """The body that the engine gets. `priority` is the tier's, higher first; for the engine lower is first."""
     body = {name: value for name, value in asked.body.items() if name not in PRIVATE}
     body["priority"] = -priority
     body["cache_salt"] = salt
-    body["vllm_xargs"] = {"cacheaware_tier": tier}
+    body["vllm_xargs"] = {"cacheaware_tier": tier} | ({} if group is None else {"cacheaware_group": group})
     if asked.streams:
         options = dict(asked.body.get("stream_options") or {})
         if not asked.wants_usage:

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from cacheaware_api import wire
+from cacheaware_api import durations, wire
 from cacheaware_api.conditions import ConditionType
 from cacheaware_api.conditions import Reason as ConditionReason
 from cacheaware_sidecar import upstream
@@ -24,21 +24,22 @@ from cacheaware_sidecar.dispatch import Dispatcher
 from cacheaware_sidecar.engine_client import EngineClient
 from cacheaware_sidecar.engine_link import EngineLink
 from cacheaware_sidecar.engine_state import Link
+from cacheaware_sidecar.engine_steps import follow_steps
 from cacheaware_sidecar.estimated_link import EstimatedLink
 from cacheaware_sidecar.estimates import Estimates
 from cacheaware_sidecar.explain import Decisions
-from cacheaware_sidecar.fair_queue import Terms
 from cacheaware_sidecar.figures import Figures
 from cacheaware_sidecar.gate import Gate
 from cacheaware_sidecar.http_server import listening
 from cacheaware_sidecar.logs import values
 from cacheaware_sidecar.metrics import LedgerCollector, Metrics, WorkingSetCollector
-from cacheaware_sidecar.prefix_index import PrefixIndex
 from cacheaware_sidecar.prefix_key import KEY_ALGORITHM
 from cacheaware_sidecar.proxy import Proxy
 from cacheaware_sidecar.record import Recorder
+from cacheaware_sidecar.scheduling import Scheduler, Terms
 from cacheaware_sidecar.secret_files import API_KEYS, CONTROL_TOKEN, SALT_KEY, Secrets, SecretsError, load_secrets
 from cacheaware_sidecar.settings import Settings
+from cacheaware_sidecar.token_lengths import TokenLengths
 from cacheaware_sidecar.traffic import Traffic
 from cacheaware_sidecar.view_source import ViewRefused, ViewSource
 from cacheaware_sidecar.watched_files import POLL_SECONDS, WatchedFiles
@@ -70,10 +71,11 @@ class Sidecar:
         self.failed = asyncio.Event()  # a part that should run for ever has not
         self.traffic = Traffic()
         self.blocks = BlockBudget() if settings.kv_socket is None else None
-        self.dispatcher = Dispatcher(settings.max_queue, budget=SlotBudget(blocks=self.blocks))
+        self.scheduler = Scheduler(clock=clock)
+        self.dispatcher = Dispatcher(settings.max_queue, self.scheduler, budget=SlotBudget(blocks=self.blocks))
         self.dispatcher.set_slots(slots_of(None, settings.engine_slots))
         self.gate = Gate(self.dispatcher, clock)
-        self.index = PrefixIndex()
+        self.lengths = TokenLengths()
         self.decisions = Decisions()
         self.figures = Figures()
         self.metrics = Metrics(self._tier_names, self.gate.queued_of)
@@ -106,7 +108,7 @@ class Sidecar:
         async with (
             upstream.engine_session(settings.connect_timeout) as session,
             EngineClient(settings.engine_url, connect_timeout=settings.connect_timeout) as engine,
-            self._linked(session) as (link, estimates),
+            self._linked(session) as (link, estimates, following),
         ):
             self._link = link
             estimated = link.enforcement is wire.Enforcement.ESTIMATE_ONLY
@@ -120,7 +122,7 @@ class Sidecar:
                 secrets=lambda: self._secrets,
                 link=link,
                 gate=self.gate,
-                index=self.index,
+                lengths=self.lengths,
                 working_sets=self.working_sets,
                 traffic=self.traffic,
                 recorder=Recorder(self.metrics, self.figures, self.decisions, self._clock),
@@ -142,20 +144,29 @@ class Sidecar:
                 listening(
                     control, settings.control_host, settings.control_port, head_seconds=settings.idle_timeout
                 ) as control_port,
-                _running(self.failed, link.run(), self._watch_files()),
+                _running(self.failed, link.run(), self._watch_files(), *following),
             ):
                 log.info("serving", extra=values(port=port, control_port=control_port, engine=settings.engine_url))
                 yield Ports(port, control_port)
 
     @contextlib.asynccontextmanager
-    async def _linked(self, session: aiohttp.ClientSession) -> AsyncIterator[tuple[Link, Estimates | None]]:
-        """The link to the engine; and estimates, where it keeps no account of blocks."""
+    async def _linked(
+        self, session: aiohttp.ClientSession
+    ) -> AsyncIterator[tuple[Link, Estimates | None, tuple[Coroutine[Any, Any, None], ...]]]:
+        """The link to the engine; estimates, where it keeps no account of blocks; and what else is to be followed."""
         settings, url = self._settings, self._settings.engine_url
         if settings.kv_socket is not None:
             async with upstream.kv_session(str(settings.kv_socket)) as kv_session:
                 yield (
-                    EngineLink(session, kv_session, url, on_ledger=self._ledger_changed, on_restart=self.index.clear),
+                    EngineLink(
+                        session,
+                        kv_session,
+                        url,
+                        on_ledger=self._ledger_changed,
+                        on_restart=self.scheduler.engine_restarted,
+                    ),
                     None,
+                    (follow_steps(kv_session, self.scheduler.step),),
                 )
             return
         assert self.blocks is not None, "without a KV socket blocks are counted here"
@@ -165,9 +176,9 @@ class Sidecar:
             self.dispatcher.budget,
             sequences=settings.engine_slots,
             on_ledger=self._ledger_changed,
-            on_restart=self.index.clear,
+            on_restart=self.scheduler.engine_restarted,
         )
-        yield link, Estimates(self.blocks, link.hits, self.index)
+        yield link, Estimates(self.blocks, link.hits, self.lengths), ()
 
     async def drain(self) -> bool:
         """Stop being ready, refuse new requests, let those inside finish; False if some did not in time."""
@@ -192,7 +203,12 @@ class Sidecar:
 
     def _view_changed(self, view: wire.View) -> None:
         log.info("new view", extra=values(revision=view.revision.number, tiers=",".join(t.name for t in view.tiers)))
-        self.dispatcher.set_terms({tier.name: Terms(tier.weight, tier.priority) for tier in view.tiers})
+        self.scheduler.set_terms(
+            {
+                tier.name: Terms(tier.weight, tier.priority, durations.seconds(tier.batching_window))
+                for tier in view.tiers
+            }
+        )
         names = tuple(tier.name for tier in view.tiers)
         self.figures.keep(names)
         self.metrics.keep(names)
@@ -202,6 +218,8 @@ class Sidecar:
 
     def _ledger_changed(self, ledger: wire.Ledger) -> None:
         self.dispatcher.set_slots(slots_of(ledger, self._settings.engine_slots))
+        self.dispatcher.engine_waiting = ledger.waiting
+        self.scheduler.set_engine(ledger.capacity * ledger.block_size, ledger.bytes_per_token, ledger.block_size)
         self.gate.pump()
 
     async def _watch_files(self) -> None:

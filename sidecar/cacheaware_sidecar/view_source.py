@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from cacheaware_api import quota, wire
+from cacheaware_api import durations, quota, wire
 from cacheaware_sidecar.tiers import promise_of
 
 
@@ -96,6 +96,10 @@ def check_view(view: wire.View) -> None:
             promise_of(tier)
         except ValueError as error:
             raise ViewRefused(f"tiers[{tier.name}].sla: {error}") from None
+        try:
+            durations.seconds(tier.batching_window)
+        except durations.DurationError as error:
+            raise ViewRefused(f"tiers[{tier.name}].batchingWindow: {error}") from None
     try:
         quota.quotas_for(view, capacity=1024)  # the engine's own capacity is not known yet; shares do not depend on it
     except wire.WireError as error:

@@ -254,11 +254,11 @@ class TestWhatTheEngineTells:
     async def test_another_process_with_another_cache_is_noticed(self, sidecar: Running, engine: StubEngine) -> None:
         long = "one prompt that is longer than a chunk of the prefix key, which has 64 bytes"
         await ask(sidecar, body(long))
-        assert len(sidecar.sidecar.index) > 0
+        assert len(sidecar.sidecar.scheduler.index) > 0
         engine.healthy = False
         sidecar.sidecar.link.state.doubt()
         await eventually(lambda: not sidecar.sidecar.link.state.healthy)
         engine.metrics_page = plain_vllm_page(501)
         engine.healthy = True
         await eventually(lambda: (ledger := sidecar.sidecar.link.ledger) is not None and ledger.capacity == 500)
-        assert len(sidecar.sidecar.index) == 0
+        assert len(sidecar.sidecar.scheduler.index) == 0

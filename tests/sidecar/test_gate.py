@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from cacheaware_api import quota
 from cacheaware_sidecar.block_budget import BlockBudget, Cache, Demand
-from cacheaware_sidecar.budget import Reservation, SlotBudget, Slots, slots_of
-from cacheaware_sidecar.dispatch import Dispatch, Dispatcher
+from cacheaware_sidecar.budget import Reservation, SlotBudget, slots_of
+from cacheaware_sidecar.dispatch import Dispatcher
 from cacheaware_sidecar.errors import Busy, Reason, TooLate
-from cacheaware_sidecar.fair_queue import Terms, Waiting
 from cacheaware_sidecar.gate import Gate
+from cacheaware_sidecar.scheduling import Dispatch, FlushReason, Scheduler, Slots, Terms, Waiting
 from cacheaware_sidecar.testing import StubEngine
 from cacheaware_sidecar.testing_sidecar import CancelledAt, view
 
@@ -50,9 +50,13 @@ def gate_of(
     blocks: BlockBudget | None = None,
 ) -> tuple[Gate, CountingBudget]:
     budget = CountingBudget(Slots(slots, nominal or {}), blocks)
-    dispatcher = Dispatcher(max_queue, budget=budget, max_bytes=max_bytes)
-    dispatcher.set_terms({"gold": Terms(4, 100), "bronze": Terms(1, 0)})
-    return Gate(dispatcher, clock=lambda: asyncio.get_running_loop().time()), budget
+    scheduler = Scheduler({"gold": Terms(4, 100), "bronze": Terms(1, 0, window=0.5)}, now)
+    dispatcher = Dispatcher(max_queue, scheduler, budget=budget, max_bytes=max_bytes)
+    return Gate(dispatcher, now), budget
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def estimated(capacity: int = 100) -> BlockBudget:
@@ -62,15 +66,17 @@ def estimated(capacity: int = 100) -> BlockBudget:
     return blocks
 
 
-def waiting(
-    name: str, tier: str = "gold", due: float | None = None, sequences: int = 1, demand: Demand | None = None
-) -> Waiting:
-    now = asyncio.get_running_loop().time()
-    return Waiting(name, tier, "acme", now, 1.0, None if due is None else now + due, sequences, demand=demand)
+def waiting(name: str, tier: str = "gold", due: float | None = None, sequences: int = 1, prompt: str = "") -> Waiting:
+    """`prompt`: a checkpoint of 16 chunks a letter."""
+    chunks = tuple(f"{prompt[: letter + 1]}/{n}".encode() for letter in range(len(prompt)) for n in range(16))
+    deadline = None if due is None else now() + due
+    return Waiting(name, tier, "acme", now(), 1.0, deadline=deadline, sequences=sequences, chunks=chunks)
 
 
-async def hold(gate: Gate, request: Waiting, seconds: float, log: list[str], **options: Any) -> Dispatch:
-    async with gate.place(request, patience=options.pop("patience", 1000.0), **options) as dispatch:
+async def hold(
+    gate: Gate, request: Waiting, seconds: float, log: list[str], demand: Demand | None = None, **options: Any
+) -> Dispatch:
+    async with gate.place(request, demand, patience=options.pop("patience", 1000.0), **options) as dispatch:
         log.append(request.id)
         await asyncio.sleep(seconds)
     return dispatch
@@ -145,10 +151,10 @@ class TestBlocksByEstimate:
         large = Demand(prompt=39 * 16, output=16)  # 40 blocks
         async with asyncio.TaskGroup() as tasks:
             for number in range(3):
-                tasks.create_task(hold(gate, waiting(f"bronze-{number}", "bronze", demand=large), 10.0, log))
+                tasks.create_task(hold(gate, waiting(f"bronze-{number}", "bronze"), 10.0, log, large))
             await asyncio.sleep(1.0)
             assert log == ["bronze-0", "bronze-1"]  # of 100 blocks; gold lends all of its 50
-            tasks.create_task(hold(gate, waiting("gold", "gold", demand=large), 1.0, log))
+            tasks.create_task(hold(gate, waiting("gold", "gold"), 1.0, log, large))
             await asyncio.sleep(1.0)
             assert log == ["bronze-0", "bronze-1", "gold"]
         assert log[3:] == ["bronze-2"]
@@ -160,10 +166,50 @@ class TestBlocksByEstimate:
         small, large = Demand(prompt=144, output=16), Demand(prompt=44 * 16, output=16)
         async with asyncio.TaskGroup() as tasks:
             for number in range(30):
-                tasks.create_task(hold(gate, waiting(f"small-{number}", "gold", demand=small), 1.0 + number / 10, log))
+                tasks.create_task(hold(gate, waiting(f"small-{number}", "gold"), 1.0 + number / 10, log, small))
             await asyncio.sleep(0.5)
-            tasks.create_task(hold(gate, waiting("large", "bronze", demand=large), 1.0, log))
+            tasks.create_task(hold(gate, waiting("large", "bronze"), 1.0, log, large))
         assert log.index("large") < 29
+        assert_empty(gate, budget)
+
+
+class TestCompany:
+    async def test_a_follower_goes_when_the_first_token_of_its_leader_comes(self) -> None:
+        gate, budget = gate_of(slots=4)
+        log: list[str] = []
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(hold(gate, waiting("leader", "bronze", prompt="aab"), 10.0, log))
+            follower = tasks.create_task(hold(gate, waiting("follower", "bronze", prompt="aac"), 1.0, log))
+            await asyncio.sleep(0.3)
+            assert log == ["leader"]
+            gate.first_byte("leader")
+            await asyncio.sleep(0)
+            assert log == ["leader", "follower"]
+        assert follower.result().held == pytest.approx(0.3)
+        assert follower.result().flush_reason is FlushReason.PREFIX_READY
+        assert_empty(gate, budget)
+
+    async def test_a_hold_ends_with_the_window_though_nothing_happens(self) -> None:
+        gate, budget = gate_of(slots=4)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(hold(gate, waiting("leader", "bronze", prompt="aab"), 10.0, []))
+            follower = tasks.create_task(hold(gate, waiting("follower", "bronze", prompt="aac"), 0.0, []))
+            await asyncio.sleep(0)
+            async with asyncio.timeout(1.0):
+                dispatch = await follower
+        assert dispatch.held == pytest.approx(0.5)
+        assert dispatch.flush_reason is FlushReason.WINDOW
+        assert_empty(gate, budget)
+
+    async def test_who_leaves_while_held_leaves_nothing_behind(self) -> None:
+        gate, budget = gate_of(slots=4)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(hold(gate, waiting("leader", "bronze", prompt="aab"), 1.0, []))
+            follower = tasks.create_task(hold(gate, waiting("follower", "bronze", prompt="aac"), 1.0, []))
+            await asyncio.sleep(0.1)
+            follower.cancel()
+            await asyncio.sleep(0)
+            assert gate.queued == 0
         assert_empty(gate, budget)
 
 
@@ -316,8 +362,8 @@ class TestGivenBackOnce:
             gate: Gate, number: int, tier: str, arrives: float, works: float, size: int, fails: bool, demand: Demand
         ) -> None:
             await asyncio.sleep(arrives)
-            request = waiting(str(number), tier, 2.0, size, None if capacity is None else demand)
-            async with gate.place(request, patience=6.0):
+            request = waiting(str(number), tier, 2.0, size, prompt="ab"[: number % 3])
+            async with gate.place(request, None if capacity is None else demand, patience=6.0):
                 await asyncio.sleep(works)
                 if fails:
                     raise RuntimeError("the engine broke")

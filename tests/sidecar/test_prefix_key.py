@@ -12,8 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cacheaware_sidecar.prefix_index import PrefixIndex
-from cacheaware_sidecar.prefix_key import CHUNK_BYTES, KEY_ALGORITHM, MAX_CHUNKS, PrefixKey, prefix_key
+from cacheaware_sidecar.prefix_key import (
+    CHUNK_BYTES,
+    KEY_ALGORITHM,
+    MAX_CHUNKS,
+    PrefixKey,
+    conversation_of,
+    prefix_key,
+)
+from cacheaware_sidecar.token_lengths import TokenLengths
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LONG = "You are a patient assistant who answers in whole sentences and never guesses. " * 4
@@ -104,11 +111,19 @@ class TestSalt:
     def test_two_salts_share_nothing(self) -> None:
         assert shared(key(chat(LONG), "A"), key(chat(LONG), "B")) == 0
 
-    def test_another_scope_gets_no_credit_for_hits(self) -> None:
-        index = PrefixIndex()
-        index.insert(key(chat(LONG), "A"))
-        assert index.predict(key(chat(LONG), "A")) > 0
-        assert index.predict(key(chat(LONG), "B")) == 0
+    def test_a_conversation_of_one_scope_is_none_of_another(self) -> None:
+        names = {
+            conversation_of({field: name}, salt)
+            for field in ("prompt_cache_key", "conversation_id", "session_id")
+            for name in ("a", "b")
+            for salt in ("A", "B")
+        }
+        assert len(names) == 4
+        assert None not in names
+
+    @pytest.mark.parametrize("body", [{}, {"session_id": 7}, {"session_id": ""}, {"prompt_cache_key": None}])
+    def test_no_name_is_no_conversation(self, body: dict[str, Any]) -> None:
+        assert conversation_of(body, "A") is None
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -193,37 +208,23 @@ def test_two_processes_with_other_hash_seeds_make_equal_keys() -> None:
     assert said[0].startswith(KEY_ALGORITHM)
 
 
-class TestIndex:
-    def test_what_was_seen_is_predicted_in_tokens(self) -> None:
-        index = PrefixIndex()
+class TestTokenLengths:
+    def test_token_ids_are_counted(self) -> None:
         ids = key({"prompt": list(range(64))}, path=TEXT)
-        assert index.predict(ids) == 0
-        index.insert(ids)
-        assert index.predict(ids) == 64
-        assert index.predict(key({"prompt": [*range(32), 9, 9, 9]}, path=TEXT)) == 32
-
-    def test_it_never_holds_more_than_its_capacity_and_keeps_starts(self) -> None:
-        index = PrefixIndex(capacity=10)
-        for start in range(1000):
-            index.insert(key({"prompt": [start] * 64}, path=TEXT))
-            assert len(index) <= 10
-        newest = key({"prompt": [999] * 64}, path=TEXT)
-        assert index.predict(newest) == 64
-        cut = key({"prompt": [997] * 64}, path=TEXT)  # the third last has lost its tail, not its start
-        assert index.predict(cut) == 32
+        assert TokenLengths().tokens(ids) == 64
+        assert TokenLengths().chunk_tokens(ids) == 16
 
     def test_the_length_of_a_token_is_learned_from_the_engine(self) -> None:
-        index = PrefixIndex()
+        lengths = TokenLengths()
         text = key(chat(LONG))
-        index.insert(text)
-        before = index.predict(text)
+        before = lengths.chunk_tokens(text)
         for _ in range(200):
-            index.learn(text, prompt_tokens=text.length // 2)
-        assert index.tokens(text) == pytest.approx(text.length / 2, rel=0.05)
-        assert index.predict(text) == pytest.approx(before * 2, rel=0.05)
+            lengths.learn(text, prompt_tokens=text.length // 2)
+        assert lengths.tokens(text) == pytest.approx(text.length / 2, rel=0.05)
+        assert lengths.chunk_tokens(text) == pytest.approx(before * 2, rel=0.05)
 
     def test_one_absurd_count_does_not_spoil_the_estimate(self) -> None:
-        index = PrefixIndex()
+        lengths = TokenLengths()
         text = key(chat(LONG))
-        index.learn(text, prompt_tokens=1)
-        assert index.tokens(text) > text.length / 8
+        lengths.learn(text, prompt_tokens=1)
+        assert lengths.tokens(text) > text.length / 8

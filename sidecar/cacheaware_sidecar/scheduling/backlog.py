@@ -27,14 +27,16 @@ class _Sum:
 class Backlog:
     def __init__(self) -> None:
         self._requests: dict[str, tuple[str, str, float]] = {}
+        self._arrived: dict[str, dict[str, float]] = {}  # by tier, in the order of arrival
         self._tenants: dict[str, dict[str, _Sum]] = {}
         self._tiers: dict[str, _Sum] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, request_id: str, tier: str, tenant: str, seconds: float) -> None:
+    def add(self, request_id: str, tier: str, tenant: str, arrived: float, seconds: float) -> None:
         self._requests[request_id] = (tier, tenant, seconds)
+        self._arrived.setdefault(tier, {})[request_id] = arrived
         self._tiers.setdefault(tier, _Sum()).add(1, seconds)
         self._tenants.setdefault(tier, {}).setdefault(tenant, _Sum()).add(1, seconds)
 
@@ -45,8 +47,13 @@ class Backlog:
         tenants[tenant].add(-1, -seconds)
         if not tenants[tenant].requests:
             del tenants[tenant]
+        del self._arrived[tier][request_id]
         if not tenants:
-            del self._tenants[tier], self._tiers[tier]
+            del self._tenants[tier], self._tiers[tier], self._arrived[tier]
+
+    def oldest(self, tier: str) -> float | None:
+        """When the longest waiting request of a tier arrived."""
+        return next(iter(self._arrived[tier].values())) if tier in self._arrived else None
 
     def ahead(self, tier: str, tenant: str, weights: Mapping[str, int]) -> Ahead:
         """Of its own tenant everything, as equal deadlines keep the order of arrival; of every other share as much as

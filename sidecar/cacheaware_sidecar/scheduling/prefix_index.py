@@ -47,6 +47,7 @@ class PrefixIndex:
         self._most = capacity
         self._engine: int | None = None  # tokens that fit the engine's cache
         self._chunk_tokens: float | None = None  # of a usual prompt
+        self.block_size = 1
         self._reach = 1.0  # how much longer the engine keeps chunks than a plain cache of its size would
         # Least recently used first. The value: tokens that the engine had cached for a match that ended here.
         self._known: OrderedDict[bytes, int | None] = OrderedDict()
@@ -68,9 +69,10 @@ class PrefixIndex:
         """Tokens that a match has beyond those of its chunks: what the template adds, less what fills no block."""
         return self._offset
 
-    def set_engine_capacity(self, tokens: int | None) -> None:
-        """How many tokens fit the engine's cache; None: not known."""
+    def set_engine(self, tokens: int | None, block_size: int = 1) -> None:
+        """How many tokens fit the engine's cache (None: not known), and in blocks of how many it shares prefixes."""
         self._engine = tokens
+        self.block_size = block_size
         self._shrink()
 
     def matched(self, chunks: Sequence[bytes], guess: int = 0) -> int:
@@ -93,7 +95,7 @@ class PrefixIndex:
         tokens = 0.0
         if depth:
             told = self._known[request.chunks[depth - 1]]
-            tokens = depth * request.chunk_tokens + self._offset if told is None else told
+            tokens = self._by_chunks(request, depth) if told is None else told
         conversation = self._conversation(request)
         if conversation is not None and conversation.kept:
             tokens = max(tokens, conversation.tokens)
@@ -135,6 +137,10 @@ class PrefixIndex:
         self._conversations.clear()
 
     # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _by_chunks(self, request: Waiting, depth: int) -> float:
+        tokens = depth * request.chunk_tokens + self._offset
+        return tokens if tokens >= self.block_size else 0.0  # a prefix that fills no block is not kept
 
     def _correct(self, request: Waiting, match: Match, cached: int) -> None:
         by_chunks = match.chunks * request.chunk_tokens

@@ -78,6 +78,7 @@ class Dispatch:
     held: float = 0.0
     flush_reason: FlushReason = FlushReason.NOT_HELD
     group: str | None = None  # those that share a prefix worth reading once have the same one
+    group_size: int = 1  # of those that wait or run now
     predicted_tokens: int = 0  # of its prompt that are probably cached
 
 

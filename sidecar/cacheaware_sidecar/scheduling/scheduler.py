@@ -19,7 +19,7 @@ from cacheaware_sidecar.scheduling.backlog import Backlog
 from cacheaware_sidecar.scheduling.computing import Computing
 from cacheaware_sidecar.scheduling.cost_model import CostModel
 from cacheaware_sidecar.scheduling.fair_queue import FairQueue
-from cacheaware_sidecar.scheduling.groups import CHECKPOINT_CHUNKS, GroupTree
+from cacheaware_sidecar.scheduling.groups import CHECKPOINT_CHUNKS, Group, GroupTree
 from cacheaware_sidecar.scheduling.holding import LARGEST_GROUP, Company, Held, Holds, hold, saved_by_company
 from cacheaware_sidecar.scheduling.prefix_index import Match, PrefixIndex
 from cacheaware_sidecar.scheduling.requests import (
@@ -110,6 +110,10 @@ class Scheduler:
     def waiting_of(self, tier: str) -> int:
         return self._queue.waiting(tier) + self._holds.of_tier(tier)
 
+    def oldest(self, tier: str) -> float | None:
+        """When the longest waiting request of a tier arrived."""
+        return self._backlog.oldest(tier)
+
     @property
     def inside(self) -> int:
         """Requests in the engine."""
@@ -149,9 +153,9 @@ class Scheduler:
         self._terms = dict(terms)
         self._queue.set_terms(terms)
 
-    def set_engine(self, capacity_tokens: int | None, bytes_per_token: int | None) -> None:
-        """The size of the engine's KV cache; None: not known."""
-        self.index.set_engine_capacity(capacity_tokens)
+    def set_engine(self, capacity_tokens: int | None, bytes_per_token: int | None = None, block_size: int = 1) -> None:
+        """The size of the engine's KV cache, and of the blocks in which it shares prefixes; None: not known."""
+        self.index.set_engine(capacity_tokens, block_size)
         self.costs.bytes_per_token = bytes_per_token or 0
 
     def engine_restarted(self) -> None:
@@ -167,7 +171,7 @@ class Scheduler:
         match = self.index.predict(request)
         self._depths[request.id] = match.chunks
         seconds = self.costs.prefill_seconds(max(1.0, request.prompt_tokens - match.tokens), match.tokens)
-        self._backlog.add(request.id, request.tier, request.tenant, seconds or 0.0)
+        self._backlog.add(request.id, request.tier, request.tenant, request.arrived, seconds or 0.0)
 
     def cancel(self, request_id: str) -> bool:
         """Take a waiting request out; False if it was dispatched, or was never here."""
@@ -283,7 +287,7 @@ class Scheduler:
         self._computing.start(request.id, self._groups.path_of(request.id), now, seconds or 0.0)
         if not request.streams and seconds is not None:
             self._unseen.add(request.id)
-        group = self._groups.group_of(request.id)
+        group = self._group_of(request)
         flushed = self._flushed.pop(request.id, None)
         held = 0.0 if flushed is None else flushed.held
         return Dispatch(
@@ -292,6 +296,7 @@ class Scheduler:
             held=held,
             flush_reason=FlushReason.NOT_HELD if flushed is None else flushed.reason,
             group=None if group is None else group.id,
+            group_size=1 if group is None else group.members,
             predicted_tokens=match.tokens,
         )
 
@@ -322,7 +327,8 @@ class Scheduler:
         path = self._groups.path_of(request.id)
         leader = self._computing.leader(path)
         matched = self.index.matched(request.chunks, self._depths[request.id])
-        if leader is not None and leader.checkpoints * self._checkpoint_chunks - matched >= self._checkpoint_chunks:
+        gain = 0 if leader is None else leader.checkpoints * self._checkpoint_chunks - matched
+        if leader is not None and gain >= self._checkpoint_chunks and self._fills_a_block(request, gain):
             group: str | None = path[leader.checkpoints - 1][:8].hex()
         else:
             leader, group = None, self._paying_group(request, window, now)
@@ -332,12 +338,20 @@ class Scheduler:
         behind = None if leader is None else leader.id
         return hold(request, now, window=window, slack_until=slack, leader=behind, group=group)
 
+    def _group_of(self, request: Waiting) -> Group | None:
+        group = self._groups.group_of(request.id)
+        return group if group is not None and self._fills_a_block(request, group.chunks) else None
+
+    def _fills_a_block(self, request: Waiting, chunks: int) -> bool:
+        """Shorter prefixes the engine does not share."""
+        return chunks * request.chunk_tokens >= self.index.block_size
+
     def _paying_group(self, request: Waiting, window: float, now: float) -> str | None:
         """The group for whose next member it pays to hold this request, in an engine that is busy anyway."""
         step = self.costs.full_step_seconds(load=self._load())
         if step is None or self._computing.backlog(now) < step:
             return None
-        group = self._groups.group_of(request.id)
+        group = self._group_of(request)
         company = None if group is None else self._company(request, group.chunks, group.members, window, step)
         return group.id if group is not None and company is not None and company.pays else None
 
@@ -373,7 +387,7 @@ class Scheduler:
         """Why a request that is held for company goes now; None: it is held on."""
         if not busy:
             return FlushReason.NOT_BUSY
-        group = self._groups.group_of(held.request.id)
+        group = self._group_of(held.request)
         if group is None:
             return FlushReason.NO_GAIN
         if group.members >= LARGEST_GROUP:

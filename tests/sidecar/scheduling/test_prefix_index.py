@@ -64,7 +64,7 @@ class TestMatching:
 
     def test_no_more_is_remembered_than_the_engine_can_hold(self) -> None:
         index = seen("abcdefgh")
-        index.set_engine_capacity(5 * 16)
+        index.set_engine(5 * 16)
         assert len(index) == 5
 
     def test_a_new_engine_process_has_nothing(self) -> None:
@@ -94,7 +94,7 @@ class TestTokens:
 
     def test_an_evicted_prefix_teaches_no_offset_and_shortens_the_memory(self) -> None:
         index = seen("abcdefgh")
-        index.set_engine_capacity(8 * 16)
+        index.set_engine(8 * 16)
         asked = request("abcdefgh", tokens=200)
         for _ in range(10):
             index.insert(asked)
