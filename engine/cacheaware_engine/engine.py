@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -20,9 +21,19 @@ from .blocks import PUBLIC, BlockKey, BlockPool, NeverFits, UnknownTier, block_k
 from .blocks import Request as BlockRequest
 from .detokenizer import Decode, StopStrings, TextStream
 from .errors import BadRequest
+from .logprobs import logprobs
 from .logs import values
 from .metrics import Metrics
-from .requests import Delta, Finish, Generation, RequestId, Submission, request_ids
+from .requests import (
+    Delta,
+    Finish,
+    Generation,
+    RequestId,
+    Submission,
+    TokenLogprob,
+    TokenReport,
+    request_ids,
+)
 from .runner import SequenceWork, StepOutput
 from .sampler import SamplingParams, SequenceSampler, sample
 from .scheduler import Scheduler, Step
@@ -96,7 +107,7 @@ class Engine:
                 submission.prompt,
                 TextStream(self._decode, submission.prompt),
                 StopStrings(generation.stop),
-                SequenceSampler(generation.sampling, index),
+                SequenceSampler(generation.sampling, index, prompt=submission.prompt),
             )
             for index in range(generation.n)
         ]
@@ -240,12 +251,37 @@ class Engine:
         }
         banned = {row: tokens for row, tokens in banned.items() if tokens}
         tokens = sample(logits, [sequence.sampler for _, sequence in chosen], banned)
+        reports = self._reports(logits, chosen, tokens)
         now = self._clock()
         deltas: dict[RequestId, list[Delta]] = {}
-        for (state, sequence), token in zip(chosen, tokens, strict=True):
-            deltas.setdefault(state.submission.id, []).append(self._accept(state, sequence, token, now))
+        for row, ((state, sequence), token) in enumerate(zip(chosen, tokens, strict=True)):
+            delta = self._accept(state, sequence, token, now)
+            if row in reports:
+                delta = replace(delta, reports=(reports[row],))
+            deltas.setdefault(state.submission.id, []).append(delta)
         states = {state.submission.id: state for state, _ in chosen}
         return [(states[request_id], deltas[request_id], None) for request_id in deltas]
+
+    def _reports(
+        self, logits: torch.Tensor, chosen: Sequence[tuple[RequestState, SequenceState]], tokens: Sequence[int]
+    ) -> dict[int, TokenReport]:
+        """Log-probabilities by row, of those who ask for them."""
+        asked = {
+            row: most
+            for row, (_, sequence) in enumerate(chosen)
+            if (most := sequence.sampler.params.logprobs) is not None
+        }
+        if not asked:
+            return {}
+        found = logprobs(logits[list(asked)], [tokens[row] for row in asked], list(asked.values()))
+
+        def named(token: int, logprob: float) -> TokenLogprob:
+            return TokenLogprob(token, self._decode((token,)), logprob)
+
+        return {
+            row: TokenReport(named(one.token, one.logprob), tuple(named(*likely) for likely in one.likeliest))
+            for row, one in zip(asked, found, strict=True)
+        }
 
     def _accept(self, state: RequestState, sequence: SequenceState, token: int, now: float) -> Delta:
         """The sequence has one more token; it may be its last."""

@@ -14,11 +14,12 @@ from typing import Any
 
 from .errors import BadRequest
 from .fields import Fields, encodable, refuse
-from .sampling_params import SamplingParams
+from .sampling_params import MAX_LOGPROBS, SamplingParams
 
 MAX_SEQUENCES = 128
 MAX_PROMPTS = 256
 MAX_STOPS = 16
+MAX_BIASES = 300
 MAX_STOP_LENGTH = 1024
 MAX_MESSAGES = 10_000
 INT64 = 2**63
@@ -28,8 +29,6 @@ ROLES = ("system", "developer", "user", "assistant")
 
 # Values that ask for nothing beyond what this engine does; any other value of these fields is refused.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "prompt_logprobs": (),
     "tools": ([],),
     "tool_choice": ("none",),
@@ -41,11 +40,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "use_beam_search": (False,),
     "echo": (False,),
     "suffix": ("",),
@@ -132,13 +127,15 @@ class DetokenizeRequest:
 
 def chat_request(body: Mapping[str, Any], limits: Limits) -> ChatRequest:
     fields = Fields(body)
-    wanted = _wanted(fields, limits, default_max_tokens=None)
+    wanted = _wanted(fields, limits, default_max_tokens=None, logprobs=_chat_logprobs(fields))
     return ChatRequest(wanted, messages(fields.required("messages"), "messages"))
 
 
 def completion_request(body: Mapping[str, Any], limits: Limits) -> CompletionRequest:
     fields = Fields(body)
-    wanted = _wanted(fields, limits, default_max_tokens=COMPLETION_MAX_TOKENS)
+    asks = fields.get("logprobs") is not False  # some clients send the chats' way of saying no
+    logprobs = fields.optional_integer("logprobs", 0, MAX_LOGPROBS) if asks else None
+    wanted = _wanted(fields, limits, default_max_tokens=COMPLETION_MAX_TOKENS, logprobs=logprobs)
     return CompletionRequest(wanted, _prompts(fields.required("prompt"), limits))
 
 
@@ -230,7 +227,7 @@ def _token_ids(value: list[Any], param: str, vocab_size: int) -> tuple[int, ...]
     return tuple(value)
 
 
-def _wanted(fields: Fields, limits: Limits, default_max_tokens: int | None) -> Wanted:
+def _wanted(fields: Fields, limits: Limits, default_max_tokens: int | None, logprobs: int | None) -> Wanted:
     for name, neutral in NEUTRAL.items():
         value = fields.get(name)
         if value is not None and not any(
@@ -262,6 +259,11 @@ def _wanted(fields: Fields, limits: Limits, default_max_tokens: int | None) -> W
             top_k=_top_k(fields),
             min_p=fields.number("min_p", 0.0, 0, 1),
             seed=fields.optional_integer("seed", -INT64, INT64 - 1),
+            presence_penalty=fields.number("presence_penalty", 0.0, -2, 2),
+            frequency_penalty=fields.number("frequency_penalty", 0.0, -2, 2),
+            repetition_penalty=fields.number("repetition_penalty", 1.0, 0.01, 10),
+            logit_bias=_logit_bias(fields.get("logit_bias"), limits.vocab_size),
+            logprobs=logprobs,
         ),
         max_tokens=default_max_tokens if max_tokens is None and not said else max_tokens,
         max_tokens_field=field,
@@ -277,9 +279,26 @@ def _wanted(fields: Fields, limits: Limits, default_max_tokens: int | None) -> W
     )
 
 
-def _among(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Whether `value` is one of `neutral`; true and 1 are equal in Python and not in JSON."""
-    return any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in neutral)
+def _chat_logprobs(fields: Fields) -> int | None:
+    """Chats say whether they want log-probabilities, and apart from that of how many other tokens."""
+    wanted = fields.boolean("logprobs", False)
+    most = fields.optional_integer("top_logprobs", 0, MAX_LOGPROBS)
+    if most and not wanted:
+        raise BadRequest("top_logprobs may only be given with logprobs: true", param="top_logprobs")
+    return (most or 0) if wanted else None
+
+
+def _logit_bias(value: Any, vocab_size: int) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or len(value) > MAX_BIASES:
+        refuse("logit_bias", f"an object of at most {MAX_BIASES} token ids and numbers", value)
+    biases: dict[int, float] = {}
+    for name in value:
+        if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < vocab_size):
+            refuse(f"logit_bias.{name[:40]}", f"a token id from 0 to {vocab_size - 1} as the name", name)
+        biases[int(name)] = Fields(value, "logit_bias.").number(name, 0.0, -100, 100)
+    return biases
 
 
 def _unsupported(param: str, message: str) -> BadRequest:

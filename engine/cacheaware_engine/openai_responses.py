@@ -5,13 +5,14 @@ Chat and completions differ in how a choice is written and in nothing else, so e
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .errors import RequestError
-from .requests import Delta, Usage
+from .requests import Delta, TokenLogprob, Usage
 
 DONE = b"data: [DONE]\n\n"
 
@@ -39,7 +40,7 @@ class ChatShape:
         return {
             "index": delta.index,
             "message": {"role": "assistant", "content": delta.text},
-            "logprobs": None,
+            "logprobs": _chat_logprobs(delta),
             **_end(delta),
         }
 
@@ -48,7 +49,9 @@ class ChatShape:
 
     def chunk_choices(self, delta: Delta) -> list[dict[str, Any]]:
         """The text, then the end on its own: clients expect the last delta to be empty."""
-        text = [_chat_chunk(delta.index, {"content": delta.text})] if delta.text else []
+        text = []
+        if delta.text or delta.reports:
+            text = [_chat_chunk(delta.index, {"content": delta.text}) | {"logprobs": _chat_logprobs(delta)}]
         return text + ([_chat_chunk(delta.index, {}) | _end(delta)] if delta.finish is not None else [])
 
 
@@ -58,13 +61,13 @@ class CompletionShape:
     chunk_object = "text_completion"
 
     def choice(self, delta: Delta) -> dict[str, Any]:
-        return {"index": delta.index, "text": delta.text, "logprobs": None, **_end(delta)}
+        return {"index": delta.index, "text": delta.text, "logprobs": _completion_logprobs(delta), **_end(delta)}
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         return []
 
     def chunk_choices(self, delta: Delta) -> list[dict[str, Any]]:
-        return [self.choice(delta)] if delta.text or delta.finish is not None else []
+        return [self.choice(delta)] if delta.text or delta.reports or delta.finish is not None else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,38 @@ def error_json(error: RequestError) -> dict[str, Any]:
 
 def _chat_chunk(index: int, delta: Mapping[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": dict(delta), "logprobs": None, "finish_reason": None}
+
+
+def _chat_logprobs(delta: Delta) -> dict[str, Any] | None:
+    if not delta.reports:
+        return None
+    return {
+        "content": [
+            _logprob(report.chosen) | {"top_logprobs": [_logprob(likely) for likely in report.likeliest]}
+            for report in delta.reports
+        ],
+        "refusal": None,
+    }
+
+
+def _logprob(one: TokenLogprob) -> dict[str, Any]:
+    return {"token": one.text, "logprob": one.logprob, "bytes": list(one.text.encode())}
+
+
+def _completion_logprobs(delta: Delta) -> dict[str, Any] | None:
+    """The older shape: columns instead of objects. Offsets count characters of these tokens' own text."""
+    if not delta.reports:
+        return None
+    texts = [report.chosen.text for report in delta.reports]
+    return {
+        "tokens": texts,
+        "token_logprobs": [report.chosen.logprob for report in delta.reports],
+        # Pieces of characters look alike as text: the likeliest of them is told.
+        "top_logprobs": [
+            {likely.text: likely.logprob for likely in reversed(report.likeliest)} for report in delta.reports
+        ],
+        "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=0)),
+    }
 
 
 def _end(delta: Delta) -> dict[str, Any]:

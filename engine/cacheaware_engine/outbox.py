@@ -73,4 +73,9 @@ class Outbox:
 
 def merged(earlier: Delta, later: Delta) -> Delta:
     """Two deltas of one sequence as one."""
-    return replace(later, text=earlier.text + later.text, tokens=earlier.tokens + later.tokens)
+    return replace(
+        later,
+        text=earlier.text + later.text,
+        tokens=earlier.tokens + later.tokens,
+        reports=earlier.reports + later.reports,
+    )

@@ -56,6 +56,23 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token as text, and how likely it was."""
+
+    token: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReport:
+    """What is told of one generated token where log-probabilities are asked for."""
+
+    chosen: TokenLogprob
+    likeliest: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What is new of one sequence since its last delta."""
 
@@ -65,6 +82,8 @@ class Delta:
     finish: Finish | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it, where that was not the model's own end."""
+    reports: tuple[TokenReport, ...] = ()
+    """Of each of `tokens`, if log-probabilities are asked for."""
 
 
 @dataclass(frozen=True, slots=True)

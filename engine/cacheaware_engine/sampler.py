@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cacheaware_engine.errors import BrokenLogits
+from cacheaware_engine.penalties import Penalties
 from cacheaware_engine.sampling_params import SamplingParams
 
 __all__ = ["SamplingParams", "SequenceSampler", "sample"]
@@ -26,11 +27,18 @@ _CANDIDATES: Final = 1024
 class SequenceSampler:
     """Sampling state of one sequence. Kept while the sequence is preempted, so that a seeded text goes on."""
 
-    __slots__ = ("_random", "params")
+    __slots__ = ("_random", "params", "penalties")
 
-    def __init__(self, params: SamplingParams, sequence: int = 0, entropy: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        sequence: int = 0,
+        entropy: random.Random | None = None,
+        prompt: Sequence[int] = (),
+    ) -> None:
         """`sequence` tells the sequences of one request apart; `entropy` seeds those without a seed."""
         self.params = params
+        self.penalties = Penalties(params, prompt) if params.penalises else None
         if params.seed is not None:
             self._random = random.Random(f"{params.seed}/{sequence}")
         else:
@@ -54,9 +62,12 @@ def sample(
     broken = broken_rows(logits)
     if broken:
         raise BrokenLogits(broken)
-    if banned:
+    penalised = [(row, penalties) for row, one in enumerate(sequences) if (penalties := one.penalties) is not None]
+    if banned or penalised:
         logits = logits.clone()
-        for row, tokens in banned.items():
+        for row, penalties in penalised:
+            penalties.apply_(logits[row])
+        for row, tokens in (banned or {}).items():
             logits[row, list(tokens)] = float("-inf")
     chosen: list[int] = logits.argmax(-1).tolist()
     drawn = [row for row, sequence in enumerate(sequences) if not sequence.params.greedy]
@@ -66,6 +77,8 @@ def sample(
         uniform = torch.tensor([sequences[row].draw() for row in drawn], dtype=torch.float64)
         for row, token in zip(drawn, _inverse(probabilities, uniform.to(logits.device)), strict=True):
             chosen[row] = token
+    for row, penalties in penalised:
+        penalties.said(chosen[row])
     return chosen
 
 

@@ -108,6 +108,15 @@ def test_null_is_the_same_as_absent(name: str, value: str | None) -> None:
         pytest.param({"prompt": [10**30]}, "prompt[0]", id="huge token"),
         pytest.param({"prompt": ["a"] * 300}, "prompt", id="too many prompts"),
         pytest.param({"prompt": "a\ud800"}, "prompt", id="half of a surrogate pair"),
+        pytest.param({"logprobs": True}, "logprobs", id="logprobs as chats ask for them"),
+        pytest.param({"logprobs": 21}, "logprobs", id="too many logprobs"),
+        pytest.param({"presence_penalty": True}, "presence_penalty", id="true as a penalty"),
+        pytest.param({"frequency_penalty": -2.1}, "frequency_penalty", id="a penalty too far below zero"),
+        pytest.param({"repetition_penalty": 0}, "repetition_penalty", id="a repetition penalty of zero"),
+        pytest.param({"logit_bias": [1]}, "logit_bias", id="biases in a list"),
+        pytest.param({"logit_bias": {"x": 1}}, "logit_bias.x", id="a bias for no token"),
+        pytest.param({"logit_bias": {"259": 1}}, "logit_bias.259", id="a bias outside the vocabulary"),
+        pytest.param({"logit_bias": {"5": 101}}, "logit_bias.5", id="a bias too large"),
     ],
 )
 def test_a_bad_field_is_named(body: dict[str, Any], param: str) -> None:
@@ -120,12 +129,9 @@ def test_a_bad_field_is_named(body: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("logprobs", 1), ("logprobs", 0), ("logprobs", True), ("top_logprobs", 2), ("prompt_logprobs", 0),
-        ("echo", True),
+        ("prompt_logprobs", 0), ("echo", True),
         ("suffix", "x"), ("tools", [{}]), ("tool_choice", "auto"), ("response_format", {"type": "json_object"}),
-        ("presence_penalty", 0.5), ("frequency_penalty", -1), ("repetition_penalty", 1.1), ("logit_bias", {"5": 1}),
         ("best_of", 2), ("guided_json", {}), ("structured_outputs", {}), ("modalities", ["audio"]), ("functions", [{}]),
-        ("presence_penalty", True),
     ],
 )  # fmt: skip
 def test_what_this_engine_does_not_do_is_refused_by_name(name: str, value: Any) -> None:
@@ -146,6 +152,15 @@ def test_what_this_engine_does_not_do_is_refused_by_name(name: str, value: Any) 
 )  # fmt: skip
 def test_asking_for_nothing_special_is_fine(name: str, value: Any) -> None:
     completion_request({**COMPLETION, name: value}, LIMITS)
+
+
+def test_other_likely_tokens_are_told_only_with_log_probabilities() -> None:
+    chat = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    with pytest.raises(BadRequest, match="logprobs: true"):
+        chat_request({**chat, "top_logprobs": 2}, LIMITS)
+    assert chat_request({**chat, "logprobs": True}, LIMITS).wanted.sampling.logprobs == 0
+    assert chat_request({**chat, "logprobs": True, "top_logprobs": 2}, LIMITS).wanted.sampling.logprobs == 2
+    assert chat_request({**chat, "logprobs": False, "top_logprobs": 0}, LIMITS).wanted.sampling.logprobs is None
 
 
 @pytest.mark.parametrize(
