@@ -234,10 +234,9 @@ def test_a_missing_secret_stalls_a_pool_until_it_comes_and_edits_of_it_are_follo
 
 
 def test_what_is_not_built_yet_is_refused_by_name(space: Space, operator: RunningOperator) -> None:
-    tiers = [SPEC["tiers"][0] | {"admission": "Reject"}]
-    space.apply(pool(tiers=tiers, defaultTier="gold"))
+    space.apply(pool(engine={"type": "Torch", "kvCache": {"dtype": "INT8"}}))
     space.wait("it is stalled", lambda: space.condition("Stalled") == ("True", "NotSupported"))
-    assert "admission" in space.message("Stalled")
+    assert "spec.engine.kvCache.dtype" in space.message("Stalled")
     assert space.find(DEPLOYMENT) is None
 
 

@@ -75,8 +75,16 @@ def validate(
     file: Annotated[
         list[Path] | None, typer.Option("--file", "-f", help="The same as an argument.", show_default=False)
     ] = None,
+    local: Annotated[
+        bool,
+        typer.Option(
+            "--local", help="Check what [bold]cacheaware up[/bold] needs: all Secrets and ConfigMaps in the file too."
+        ),
+    ] = False,
 ) -> None:
     """Check pool files and say everything that is wrong with them, without running anything.
+
+    Secrets and ConfigMaps that are not in the file are listed as expected in the cluster.
 
     Exit code 0 if all are good, 1 otherwise.
 
@@ -89,7 +97,7 @@ def validate(
     paths = [*(files or ()), *(file or ())]
     if not paths:
         _fail("cacheaware validate: name at least one file: cacheaware validate -f pool.yaml", code=2)
-    raise typer.Exit(check(paths))
+    raise typer.Exit(check(paths, local=local))
 
 
 @app.command(no_args_is_help=True)

@@ -31,6 +31,9 @@ def lines(wanted: Wanted, replicas: Sequence[ReplicaPlace]) -> Iterator[str]:
     if wanted.spec.identity.type is IdentityType.API_KEYS:
         names = ", ".join(key.name for key in wanted.api_keys.keys)
         yield f"  API_KEY is one of the keys whose hashes are in the file ({names or 'none yet'})."
+    if wanted.spec.identity.type is IdentityType.TRUSTED_HEADERS:
+        names = ", ".join(gateway.name for gateway in wanted.api_keys.gateways)
+        yield f"  GATEWAY_SECRET is one of the gateways' secrets in the file ({names or 'none yet'})."
     yield "Edits of the file apply while it runs; `cacheaware status` shows the pool; Ctrl-C stops it."
 
 
@@ -51,11 +54,27 @@ def _tier_to_name(wanted: Wanted) -> str | None:
         return None
     if wanted.spec.identity.type is IdentityType.API_KEYS and all(key.default_tier for key in wanted.api_keys.keys):
         return None
+    if wanted.spec.identity.type is IdentityType.TRUSTED_HEADERS:
+        return None  # the gateway names it
     return wanted.spec.tiers[0].name
+
+
+def _headers(wanted: Wanted) -> dict[str, str]:
+    """What a gateway sends, with the variable that has its secret in braces."""
+    if wanted.spec.identity.type is not IdentityType.TRUSTED_HEADERS:
+        return {}
+    tier = wanted.spec.default_tier or wanted.spec.tiers[0].name
+    return {
+        "x-cacheaware-gateway-secret": "{GATEWAY_SECRET}",
+        "x-cacheaware-tenant": "acme",
+        "x-cacheaware-tier": tier,
+    }
 
 
 def _curl(wanted: Wanted, url: str) -> str:
     key = ' -H "Authorization: Bearer $API_KEY"' if wanted.spec.identity.type is IdentityType.API_KEYS else ""
+    for name, value in _headers(wanted).items():
+        key += f' -H "{name}: {value.replace("{", "${")}"'
     body = shlex.quote(json.dumps(_body(wanted)))
     return f"curl {url}/chat/completions -H 'Content-Type: application/json'{key} -d {body}"
 
@@ -63,4 +82,7 @@ def _curl(wanted: Wanted, url: str) -> str:
 def _python(wanted: Wanted, url: str) -> str:
     key = 'os.environ["API_KEY"]' if wanted.spec.identity.type is IdentityType.API_KEYS else '"none"'
     arguments = ", ".join(f"{name}={value!r}" for name, value in _body(wanted).items())
+    if headers := _headers(wanted):
+        written = repr(headers).replace("'{GATEWAY_SECRET}'", 'os.environ["GATEWAY_SECRET"]')
+        arguments += f", extra_headers={written}"
     return f'OpenAI(base_url="{url}", api_key={key}).chat.completions.create({arguments})'

@@ -74,6 +74,7 @@ class Reason(StrEnum):
     TIERS_MISSED = "TiersMissed"
     NO_SLA = "NoSLA"
     NO_TRAFFIC = "NoTraffic"
+    NOT_MEASURED = "NotMeasured"  # there were requests, and none of them streamed
 
     # PrefixCachingEffective
     HITS_SEEN = "HitsSeen"

@@ -1,6 +1,7 @@
 """A file with one pool and what it refers to: its Secrets and ConfigMaps, as `kubectl apply -f` would take it.
 
-What a reference names must be in the file, because a pool that runs from a file has nowhere else to look.
+What a reference names must be in the file, because a pool that runs from a file has nowhere else to look. A file for a
+cluster may leave it to the cluster: it is then listed as expected there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cacheaware_api import errors, v1alpha1, wire
 from cacheaware_api.api_keys import read_api_keys
 from cacheaware_api.data_objects import ConfigMap, Secret, label, parse_data_object
 from cacheaware_api.errors import ObjectInvalid, Problem, shown
+from cacheaware_api.gateway_secrets import read_gateway_secrets
 from cacheaware_api.rules import Path
 from cacheaware_api.schema import LEAVE_OUT
 from cacheaware_api.v1alpha1 import CacheAwarePool
@@ -28,18 +30,22 @@ _Parsed: TypeAlias = CacheAwarePool | Secret | ConfigMap
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PoolFile:
-    """A pool that can be run: everything it refers to is there and can be read."""
+    """A pool that can be run: everything it refers to is there and can be read, or is in `elsewhere`."""
 
     pool: CacheAwarePool
     namespace: str
     secrets: Mapping[str, Secret]
     config_maps: Mapping[str, ConfigMap]
-    api_keys: wire.ApiKeys  # none with an identity other than APIKeys
+    api_keys: wire.ApiKeys  # none with an open identity
     public_prefixes: tuple[wire.ViewPrefix, ...]  # with their texts, from ConfigMaps too
+    elsewhere: tuple[str, ...] = ()  # objects that the pool refers to and that are not in the file, in words
 
 
-def read_pool_file(content: bytes) -> PoolFile:
-    """Read the bytes of a file; raises `ObjectInvalid` with every problem in all of its documents."""
+def read_pool_file(content: bytes, *, for_cluster: bool = False) -> PoolFile:
+    """Read the bytes of a file; raises `ObjectInvalid` with every problem in all of its documents.
+
+    `for_cluster`: that something is not in the file is no problem.
+    """
     problems: list[Problem] = []
     pools: list[tuple[Document, CacheAwarePool]] = []
     others: list[tuple[Document, Secret | ConfigMap]] = []
@@ -65,14 +71,22 @@ def read_pool_file(content: bytes) -> PoolFile:
     problems += _misplaced(namespace, others)
     secrets = {each.metadata.name: each for _, each in others if isinstance(each, Secret)}
     config_maps = {each.metadata.name: each for _, each in others if isinstance(each, ConfigMap)}
-    references = _References(document, secrets, config_maps)
+    references = _References(document, secrets, config_maps, for_cluster)
     api_keys = references.api_keys(pool)
     prefixes = references.public_prefixes(pool)
     references.check_rest(pool)
     problems += references.problems
     if problems:
         raise ObjectInvalid(problems)
-    return PoolFile(pool, namespace, MappingProxyType(secrets), MappingProxyType(config_maps), api_keys, prefixes)
+    return PoolFile(
+        pool=pool,
+        namespace=namespace,
+        secrets=MappingProxyType(secrets),
+        config_maps=MappingProxyType(config_maps),
+        api_keys=api_keys,
+        public_prefixes=prefixes,
+        elsewhere=tuple(dict.fromkeys(references.elsewhere)),
+    )
 
 
 def _parse(document: Document) -> _Parsed:
@@ -120,16 +134,26 @@ def _misplaced(namespace: str, others: list[tuple[Document, Secret | ConfigMap]]
 
 
 class _References:
-    """Follows what a pool refers to, and collects what leads nowhere."""
+    """Follows what a pool refers to, and collects what leads nowhere, or to a cluster."""
 
-    def __init__(self, document: Document, secrets: Mapping[str, Secret], config_maps: Mapping[str, ConfigMap]) -> None:
+    def __init__(
+        self,
+        document: Document,
+        secrets: Mapping[str, Secret],
+        config_maps: Mapping[str, ConfigMap],
+        for_cluster: bool,
+    ) -> None:
         self.problems: list[Problem] = []
+        self.elsewhere: list[str] = []
+        self._for_cluster = for_cluster
         self._document = document
         self._secrets = secrets
         self._config_maps = config_maps
         self._entries: dict[str, Mapping[str, bytes] | None] = {}
 
     def api_keys(self, pool: CacheAwarePool) -> wire.ApiKeys:
+        if pool.spec.identity.trusted_headers is not None:
+            return wire.ApiKeys((), self._gateways(pool.spec.identity.trusted_headers.secret_ref.name))
         source = pool.spec.identity.api_keys
         if source is None:
             return wire.ApiKeys(())
@@ -141,6 +165,14 @@ class _References:
         except ObjectInvalid as error:
             self.problems += error.problems
             return wire.ApiKeys(())
+
+    def _gateways(self, name: str) -> tuple[wire.GatewaySecret, ...]:
+        entries = self._secret(name, ("spec", "identity", "trustedHeaders", "secretRef", "name"))
+        try:
+            return read_gateway_secrets(name, entries or {})
+        except ObjectInvalid as error:
+            self.problems += error.problems
+            return ()
 
     def public_prefixes(self, pool: CacheAwarePool) -> tuple[wire.ViewPrefix, ...]:
         found = []
@@ -157,8 +189,6 @@ class _References:
 
     def check_rest(self, pool: CacheAwarePool) -> None:
         """References whose content only the engine reads."""
-        if source := pool.spec.identity.trusted_headers:
-            self._secret(source.secret_ref.name, ("spec", "identity", "trustedHeaders", "secretRef", "name"))
         for index, variable in enumerate(pool.spec.engine.env):
             path = ("spec", "engine", "env", index, "valueFrom")
             if variable.value_from is None:
@@ -174,7 +204,7 @@ class _References:
 
     def _secret(self, name: str, path: Path) -> Mapping[str, bytes] | None:
         if name not in self._secrets:
-            self._add(path, f"Secret {name} is not in the file", "add it")
+            self._missing("Secret", name, path)
             return None
         if name not in self._entries:  # its problems are told once, however many refer to it
             try:
@@ -186,12 +216,18 @@ class _References:
 
     def _config_entry(self, name: str, key: str, path: Path) -> str | None:
         if name not in self._config_maps:
-            self._add((*path, "name"), f"ConfigMap {name} is not in the file", "add it")
+            self._missing("ConfigMap", name, (*path, "name"))
         elif key not in self._config_maps[name].data:
             self._add((*path, "key"), f"ConfigMap {name} has no entry {key}", "add it under data")
         else:
             return self._config_maps[name].data[key]
         return None
+
+    def _missing(self, kind: str, name: str, path: Path) -> None:
+        if self._for_cluster:
+            self.elsewhere.append(f"{kind} {name} ({errors.path_text(path)})")
+        else:
+            self._add(path, f"{kind} {name} is not in the file", "add it")
 
     def _add(self, path: Path, message: str, fix: str) -> None:
         self.problems.append(Problem(errors.path_text(path), message, fix, self._document.line(path)))

@@ -135,6 +135,11 @@ def _at_least(value: float | None, least: float, path: str) -> None:
         raise WireError(path, f"must be at least {least:g}, got {value}")
 
 
+def _check_digest(text: str) -> None:
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise WireError("sha256", "must be the 64 hexadecimal digits of a SHA-256")
+
+
 # -- what several messages share --------------------------------------------------------------------------------------
 
 
@@ -454,10 +459,24 @@ class ApiKey:
     default_tier: str | None = None
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
-            raise WireError("sha256", "must be the 64 hexadecimal digits of a SHA-256")
+        _check_digest(self.sha256)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GatewaySecret:
+    """By what a gateway proves that its headers may be believed."""
+
+    CAMEL: ClassVar[bool] = True
+    name: str  # the entry's name in the user's Secret, for messages
+    sha256: str
+
+    def __post_init__(self) -> None:
+        _check_digest(self.sha256)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ApiKeys:
+    """Who is known: callers by their own keys, or gateways that tell who is calling."""
+
     keys: tuple[ApiKey, ...]
+    gateways: tuple[GatewaySecret, ...] = ()

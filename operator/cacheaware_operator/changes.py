@@ -101,15 +101,21 @@ def _prefix_changes(running: Wanted, new: Wanted) -> Iterator[str]:
 
 
 def _key_changes(running: wire.ApiKeys, new: wire.ApiKeys) -> Iterator[str]:
-    """Keys by the name of their entry; hashes are not shown."""
-    old, keys = ({key.name: key for key in each.keys} for each in (running, new))
-    for name in dict.fromkeys((*old, *keys)):
-        if name not in keys:
-            yield f"API key {name}: removed"
+    """Keys and gateways by the name of their entry; hashes are not shown."""
+    old, now = _by_label(running), _by_label(new)
+    for name in dict.fromkeys((*old, *now)):
+        if name not in now:
+            yield f"{name}: removed"
         elif name not in old:
-            yield f"API key {name}: added"
-        elif old[name] != keys[name]:
-            yield f"API key {name}: changed"
+            yield f"{name}: added"
+        elif old[name] != now[name]:
+            yield f"{name}: changed"
+
+
+def _by_label(keys: wire.ApiKeys) -> dict[str, wire.ApiKey | wire.GatewaySecret]:
+    callers = {f"API key {key.name}": key for key in keys.keys}
+    gateways = {f"gateway {gateway.name}": gateway for gateway in keys.gateways}
+    return {**callers, **gateways}
 
 
 def _under(path: str, roots: Sequence[str]) -> bool:

@@ -60,15 +60,15 @@ def engine_environment(engine: EnginePlan, inherited: Mapping[str, str]) -> dict
     return {**inherited, **engine.environment}
 
 
-def sidecar_arguments(place: ReplicaPlace) -> tuple[str, ...]:
-    """Flags of `python -m cacheaware_sidecar`."""
+def sidecar_arguments(place: ReplicaPlace, *, estimate_only: bool = False) -> tuple[str, ...]:
+    """Flags of `python -m cacheaware_sidecar`. `estimate_only`: the engine keeps no account of tiers."""
     return (
         f"--host={place.host}",
         f"--port={place.port}",
         f"--control-host={place.host}",
         f"--control-port={place.control_port}",
         f"--engine-url={place.engine_url}",
-        f"--kv-socket={place.kv_socket}",
+        "--estimate-only" if estimate_only else f"--kv-socket={place.kv_socket}",
         f"--view-file={place.view_file}",
         f"--secrets-dir={place.secrets_dir}",
     )

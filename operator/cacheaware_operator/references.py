@@ -1,4 +1,4 @@
-"""What a pool object refers to: the Secret with API keys, the ConfigMaps with public prefixes. Pure.
+"""What a pool object refers to: the Secret with API keys or gateways, the ConfigMaps with public prefixes. Pure.
 
 `read_pool` makes a `Wanted` of an object as the API server has it, or says as `PoolBlocked` what its author has to do.
 What only the engine reads (variables from Secrets) is the kubelet's to find.
@@ -14,6 +14,7 @@ from cacheaware_api import wire
 from cacheaware_api.api_keys import read_api_keys
 from cacheaware_api.conditions import Reason
 from cacheaware_api.errors import ObjectInvalid
+from cacheaware_api.gateway_secrets import read_gateway_secrets
 from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, parse_spec
 from cacheaware_operator.errors import PoolBlocked
 from cacheaware_operator.kinds import CONFIG_MAP, SECRET, Kind, Object
@@ -33,11 +34,12 @@ def references(pool: Object) -> tuple[Reference, ...]:
 
 
 def _references(spec: Object) -> Iterator[Reference]:
-    try:
-        name = spec["identity"]["apiKeys"]["secretRef"]["name"]
-        yield Reference(SECRET, str(name), "spec.identity.apiKeys.secretRef.name")
-    except (KeyError, TypeError):
-        pass
+    for field in ("apiKeys", "trustedHeaders"):
+        try:
+            name = spec["identity"][field]["secretRef"]["name"]
+            yield Reference(SECRET, str(name), f"spec.identity.{field}.secretRef.name")
+        except (KeyError, TypeError):
+            continue
     prefixes = spec.get("publicPrefixes")
     for index, prefix in enumerate(prefixes if isinstance(prefixes, list) else ()):
         try:
@@ -66,15 +68,19 @@ def read_pool(pool: Object, found: Mapping[tuple[Kind, str], Object | None]) -> 
 
 
 def _api_keys(spec: CacheAwarePoolSpec, found: Mapping[tuple[Kind, str], Object | None]) -> wire.ApiKeys:
-    if spec.identity.api_keys is None:
+    field = "apiKeys" if spec.identity.api_keys is not None else "trustedHeaders"
+    source = spec.identity.api_keys or spec.identity.trusted_headers
+    if source is None:
         return wire.ApiKeys(())
-    name = spec.identity.api_keys.secret_ref.name
+    name = source.secret_ref.name
     secret = found[SECRET, name]
     if secret is None:
-        where = "spec.identity.apiKeys.secretRef.name"
+        where = f"spec.identity.{field}.secretRef.name"
         raise PoolBlocked(Reason.SECRET_NOT_FOUND, f"{where}: there is no Secret {name} in the namespace: create it")
     entries = {key: base64.b64decode(value) for key, value in (secret.get("data") or {}).items()}
     try:
+        if spec.identity.trusted_headers is not None:
+            return wire.ApiKeys((), read_gateway_secrets(name, entries))
         return read_api_keys(name, entries, [tier.name for tier in spec.tiers])
     except ObjectInvalid as error:
         raise PoolBlocked(Reason.SECRET_INVALID, str(error)) from None

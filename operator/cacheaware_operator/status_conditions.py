@@ -184,9 +184,10 @@ def _sla_met(wanted: Wanted, answered: list[ReplicaSnapshot]) -> Finding:
     promised = [tier for tier in wanted.spec.tiers if tier.sla.time_to_first_token or tier.sla.time_per_output_token]
     if not promised:
         return Finding(kind, _TRUE, Reason.NO_SLA, "no tier was promised a latency")
-    missed, seen = [], False
+    missed, seen, requests = [], False, 0
     for tier in promised:
         figures = [each for replica in answered if replica.status and (each := replica.status.tiers.get(tier.name))]
+        requests += sum(figure.requests for figure in figures)
         attained = weighted_mean(figures, lambda figure: figure.attainment_percent)
         if attained is None:
             continue
@@ -196,6 +197,11 @@ def _sla_met(wanted: Wanted, answered: list[ReplicaSnapshot]) -> Finding:
     if missed:
         message = f"{', '.join(missed)}: give more quota or weight, or replicas"
         return Finding(kind, _FALSE, Reason.TIERS_MISSED, message)
+    if not seen and requests:
+        message = (
+            f"{requests} requests in the last 5 minutes, and latencies are measured on streams only: ask to stream"
+        )
+        return Finding(kind, _UNKNOWN, Reason.NOT_MEASURED, message)
     if not seen:
         return Finding(kind, _UNKNOWN, Reason.NO_TRAFFIC, "no request of a tier with an SLA in the last 5 minutes")
     return Finding(kind, _TRUE, Reason.ALL_TIERS_MET)

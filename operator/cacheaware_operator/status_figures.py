@@ -41,6 +41,7 @@ def tier_status(name: str, nominal: int, effective: int, answers: list[wire.Pool
     accounts = [
         answer.ledger.tiers[name] for answer in answers if answer.ledger is not None and name in answer.ledger.tiers
     ]
+    estimated = any(answer.enforcement is wire.Enforcement.ESTIMATE_ONLY for answer in answers)
     figures = [answer.tiers[name] for answer in answers if name in answer.tiers]
     slowest = max((each for figure in figures if (each := figure.time_to_first_token_p95) is not None), default=None)
     known = bool(accounts)
@@ -49,7 +50,8 @@ def tier_status(name: str, nominal: int, effective: int, answers: list[wire.Pool
         nominal_percent=nominal,
         effective_percent=effective,
         held_blocks=sum(account.held for account in accounts) if known else None,
-        cached_blocks=sum(account.cached for account in accounts) if known else None,
+        # an estimate sees held blocks only
+        cached_blocks=sum(account.cached for account in accounts) if known and not estimated else None,
         borrowed_blocks=sum(account.borrowed for account in accounts) if known else None,
         lent_blocks=sum(account.lent for account in accounts) if known else None,
         hit_percent=rounded(weighted_mean(figures, lambda figure: figure.hit_percent)),

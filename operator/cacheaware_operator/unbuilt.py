@@ -1,7 +1,7 @@
 """Fields of a valid object that this release does not act on: refused by name, or noticed where they have no effect.
 
-`cacheaware validate` accepts them, because the object is right; starting a pool that asks for them would promise what
-is not kept. Pure.
+`cacheaware validate` accepts them (without `--local`), because the object is right; starting a pool that asks for them
+would promise what is not kept. Pure.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cacheaware_api import durations
-from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, EngineType, KVCacheDtype
-from cacheaware_api.wire import Admission, IdentityType
+from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, EngineType, KVCacheDtype, RebalancingMode
 
 
 def not_built_yet(spec: CacheAwarePoolSpec) -> list[str]:
@@ -20,10 +19,12 @@ def not_built_yet(spec: CacheAwarePoolSpec) -> list[str]:
 
 def not_built_in_a_cluster(spec: CacheAwarePoolSpec) -> list[str]:
     """The same for pods."""
-    return list(_of_every_fleet(spec))
+    return [*_of_every_fleet(spec), *_of_a_plain_vllm(spec)]
 
 
 def _of_local_processes(spec: CacheAwarePoolSpec) -> Iterator[str]:
+    if spec.engine.type is EngineType.VLLM:
+        yield "spec.engine.type: VLLM on one machine is not built yet: use Torch, or a cluster"
     if spec.model.source.startswith("pvc://"):
         yield "spec.model.source: pvc:// is not built yet: use file:///path, pypi://package or hf://org/repo"
     for index, variable in enumerate(spec.engine.env):
@@ -33,18 +34,20 @@ def _of_local_processes(spec: CacheAwarePoolSpec) -> Iterator[str]:
 
 def _of_every_fleet(spec: CacheAwarePoolSpec) -> Iterator[str]:
     engine = spec.engine
-    if engine.type is not EngineType.TORCH:  # a sidecar is not ready before its engine tells a ledger
-        yield f"spec.engine.type: {engine.type} is not built yet: use Torch"
-    if engine.kv_cache.dtype is not KVCacheDtype.AUTO:
+    if engine.type is EngineType.TORCH and engine.kv_cache.dtype is not KVCacheDtype.AUTO:
         yield f"spec.engine.kvCache.dtype: {engine.kv_cache.dtype} is not built yet: use Auto, or leave it out"
     for index, tier in enumerate(spec.tiers):
         where = f"spec.tiers[{index}] ({tier.name})"
         if durations.milliseconds(tier.batching_window) > 0:
             yield f'{where}.batchingWindow: holding requests is not built yet: use "0s", or leave it out'
-        if tier.admission is not Admission.QUEUE:
-            yield f"{where}.admission: {tier.admission} is not built yet: use Queue, or leave it out"
-    if spec.identity.type is IdentityType.TRUSTED_HEADERS:
-        yield "spec.identity.type: TrustedHeaders is not built yet: use APIKeys or Open"
+
+
+def _of_a_plain_vllm(spec: CacheAwarePoolSpec) -> Iterator[str]:
+    if spec.engine.type is not EngineType.VLLM:
+        return
+    mode = spec.effective_rebalancing.mode
+    if mode is not RebalancingMode.OFF:  # nobody would keep to the shares that it moves
+        yield f'spec.rebalancing.mode: {mode} with VLLM is not built yet: write mode: "Off", or leave rebalancing out'
 
 
 def cluster_only(spec: CacheAwarePoolSpec) -> list[str]:

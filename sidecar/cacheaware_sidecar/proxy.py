@@ -164,7 +164,7 @@ class Proxy:
         self, request: web.Request, record: Record, asked: Asked, caller: Caller, view: wire.View
     ) -> _Prepared:
         tier = choose_tier(asked.service_tier, caller, view)
-        record.tier, record.sequences = tier.name, asked.sequences
+        record.tier, record.sequences, record.streams = tier.name, asked.sequences, asked.streams
         record.promise = loosened(promise_of(tier), request.headers)
         salt = cache_salt(
             self._secrets().salt_key, view.sharing, tier=tier.name, tenant=caller.tenant, request_id=record.id
@@ -331,7 +331,8 @@ class Proxy:
         return self._views.view
 
     def _identify(self, request: web.Request, record: Record) -> Caller:
-        caller = identify(self._view().identity.type, request.headers.get("Authorization"), self._secrets().keys)
+        view = self._view()
+        caller = identify(view.identity.type, request.headers, self._secrets().keys, view.default_tier)
         record.key_name = caller.key_name
         return caller
 

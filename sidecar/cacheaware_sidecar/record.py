@@ -40,7 +40,11 @@ _MISSED = frozenset({Outcome.REJECTED, Outcome.UNAVAILABLE, Outcome.ENGINE_BROKE
 
 @dataclasses.dataclass(slots=True)
 class Record:
-    """`arrived` and the meter's times are those of the sidecar's monotonic clock; `time` is the wall's."""
+    """`arrived` and the meter's times are those of the sidecar's monotonic clock; `time` is the wall's.
+
+    Promises are judged on streams alone. An answer that comes whole has no first token that anybody saw: its end is no
+    bound that could be missed, and one that failed would be all that is judged of such traffic.
+    """
 
     id: str
     path: str
@@ -50,6 +54,7 @@ class Record:
     tier: str | None = None
     key_name: str | None = None
     sequences: int = 1
+    streams: bool = False
     promise: Promise = dataclasses.field(default_factory=Promise)
     queued: float = 0.0
     held: float = 0.0
@@ -85,6 +90,8 @@ class Record:
 
     def judged(self) -> dict[str, bool]:
         """Each promise that can be judged, and whether it was met. What failed on our side was not met."""
+        if not self.streams:
+            return {}
         if self.outcome in _MISSED:
             return {} if self.promise.time_to_first_token is None else {"ttft": False}
         measured = {

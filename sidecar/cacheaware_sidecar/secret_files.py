@@ -2,7 +2,7 @@
 
     salt-key        text; changing it empties the cache (its first line counts)
     control-token   text; the bearer token of the control port. More lines are older tokens that still count
-    api-keys.json   `wire.ApiKeys`; absent where the pool is open
+    api-keys.json   `wire.ApiKeys`: hashes of callers' keys, or of gateways' secrets; absent where the pool is open
 
 A file that cannot be read, or is wrong, leaves the last good secrets in force and is reported.
 """

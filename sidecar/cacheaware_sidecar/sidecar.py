@@ -247,6 +247,8 @@ def _identity_condition(view: wire.View) -> wire.Condition:
     if view.identity.type is wire.IdentityType.OPEN:
         message = "anyone who reaches the port may use any tier; set identity.type to APIKeys to change it"
         return wire.Condition(kind, "False", str(ConditionReason.OPEN), message)
+    if view.identity.type is wire.IdentityType.TRUSTED_HEADERS:
+        return wire.Condition(kind, "True", str(ConditionReason.TRUSTED_HEADERS))
     return wire.Condition(kind, "True", str(ConditionReason.API_KEYS))
 
 

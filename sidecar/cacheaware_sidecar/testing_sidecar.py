@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,17 @@ def view(number: int = 1, uid: str = "pool-1", **changes: Any) -> wire.View:
     return wire.from_json(wire.View, view_json(number, uid, **changes))
 
 
-def api_keys_json(keys: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """`{"secret of acme": {"tenant": "acme", "tiers": ["gold"], "defaultTier": "gold"}}`"""
+def api_keys_json(keys: Mapping[str, Mapping[str, Any]], gateways: Sequence[str] = ()) -> dict[str, Any]:
+    """`{"secret of acme": {"tenant": "acme", "tiers": ["gold"], "defaultTier": "gold"}}`, `["secret of a gateway"]`"""
     return {
         "keys": [
             {"name": f"key-{number}", "sha256": hashlib.sha256(key.encode()).hexdigest(), **entry}
             for number, (key, entry) in enumerate(keys.items())
-        ]
+        ],
+        "gateways": [
+            {"name": f"gateway-{number}", "sha256": hashlib.sha256(secret.encode()).hexdigest()}
+            for number, secret in enumerate(gateways)
+        ],
     }
 
 
@@ -92,15 +96,20 @@ class Running:
         return gate.queued == 0 and gate.in_flight == 0 and self.sidecar.traffic.inside == 0
 
 
-def write_files(folder: Path, wanted: Mapping[str, Any], keys: Mapping[str, Mapping[str, Any]] | None) -> None:
+def write_files(
+    folder: Path,
+    wanted: Mapping[str, Any],
+    keys: Mapping[str, Mapping[str, Any]] | None,
+    gateways: Sequence[str] = (),
+) -> None:
     (folder / "view.json").write_text(json.dumps(wanted))
     secrets = folder / "secrets"
     secrets.mkdir(exist_ok=True)
     (secrets / "salt-key").write_text("salt key of the test\n")
     (secrets / "control-token").write_text(CONTROL_TOKEN + "\n")
     (secrets / "hop-key").write_text("hop key of the test\n")
-    if keys is not None:
-        (secrets / "api-keys.json").write_text(json.dumps(api_keys_json(keys)))
+    if keys is not None or gateways:
+        (secrets / "api-keys.json").write_text(json.dumps(api_keys_json(keys or {}, gateways)))
 
 
 @contextlib.asynccontextmanager
@@ -110,12 +119,13 @@ async def running_sidecar(
     *,
     wanted: Mapping[str, Any] | None = None,
     keys: Mapping[str, Mapping[str, Any]] | None = None,
+    gateways: Sequence[str] = (),
     wait_ready: bool = True,
     clock: Callable[[], float] = time.monotonic,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """A sidecar on ports that the system picks, ready if not told otherwise."""
-    write_files(folder, wanted or view_json(), keys)
+    write_files(folder, wanted or view_json(), keys, gateways)
     sidecar = Sidecar(
         Settings(
             engine_url=engine.url,

@@ -1,6 +1,7 @@
 """Which tier serves a request, and by when it wants its first token. Pure.
 
-The tier comes from the body's `service_tier`, else from the key, else from the view; a name is never guessed.
+The tier comes from the body's `service_tier`, else from the key, else from the view; where a gateway has decided it,
+from there. A name is never guessed.
 """
 
 from __future__ import annotations
@@ -43,8 +44,15 @@ def choose_tier(requested: Any, caller: Caller, view: wire.View) -> wire.ViewTie
     usable = sorted(tiers if caller.tiers is None else caller.tiers & tiers.keys())
     if requested is not None and not isinstance(requested, str):
         raise BadRequest("service_tier must be the name of a tier", param="service_tier")
+    if caller.decided_tier is not None and caller.decided_tier not in tiers:
+        raise UnknownTier(
+            f"there is no tier {_quoted(caller.decided_tier)}: {caller.decided_by} must name one of "
+            f"{_listed(sorted(tiers))}",
+            param=caller.decided_by,
+        )
     if requested is None or requested in UNDECIDED:
-        name = next((name for name in (caller.default_tier, view.default_tier) if name in tiers), None)
+        given = (caller.decided_tier, caller.default_tier, view.default_tier)
+        name = next((name for name in given if name in tiers), None)
         if name is None:
             raise UnknownTier(
                 f"this pool has no default tier: set service_tier to one of {_listed(usable)}", param="service_tier"
@@ -57,7 +65,7 @@ def choose_tier(requested: Any, caller: Caller, view: wire.View) -> wire.ViewTie
         )
     if name not in usable:
         raise TierNotAllowed(
-            f"this API key may not use tier {_quoted(name)}: set service_tier to one of {_listed(usable)}",
+            f"you may not use tier {_quoted(name)}: set service_tier to one of {_listed(usable)}",
             param="service_tier",
         )
     return tiers[name]
@@ -85,7 +93,7 @@ def _looser(promised: float | None, headers: Mapping[str, str], name: str) -> fl
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names) or "(none: this key has no tier of this pool)"
+    return ", ".join(names) or "(none: you have no tier of this pool)"
 
 
 def _quoted(name: str) -> str:

@@ -1,7 +1,7 @@
 """Which view is wanted: from the view file and from `PUT /pool/view`, the newer number wins.
 
-A new uid is another pool object and always wins. A view that asks for what is not built is refused by the name of its
-field, and the last good view stays in force.
+A new uid is another pool object and always wins. A view that makes no sense is refused by the name of its field, and
+the last good view stays in force.
 """
 
 from __future__ import annotations
@@ -80,8 +80,6 @@ def load_view(path: Path) -> wire.View:
 
 def check_view(view: wire.View) -> None:
     """Raises `ViewRefused` for what a sidecar would otherwise only notice at the first request."""
-    if view.identity.type is wire.IdentityType.TRUSTED_HEADERS:
-        raise ViewRefused("identity.type: TrustedHeaders is not supported yet; use APIKeys or Open")
     names = [tier.name for tier in view.tiers]
     if not names:
         raise ViewRefused("tiers: at least one is needed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from typing import Any
 
 import pytest
@@ -228,14 +229,68 @@ def test_an_optional_reference_may_be_missing(objects: Objects) -> None:
     assert read(objects)
 
 
-def test_a_gateways_secret_must_be_there(objects: Objects) -> None:
+def test_what_a_cluster_has_is_listed_as_expected_there(objects: Objects) -> None:
+    found = read_pool_file(text_of({"pool": objects["pool"]}), for_cluster=True)
+    assert found.elsewhere == (
+        "Secret chat-api-keys (spec.identity.apiKeys.secretRef.name)",
+        "ConfigMap prompts (spec.publicPrefixes[0].configMapKeyRef.name)",
+        "Secret env (spec.engine.env[1].valueFrom.secretKeyRef.name)",
+    )
+    assert read_pool_file(text_of(objects), for_cluster=True) == read(objects)
+
+
+def test_what_is_in_a_file_for_a_cluster_must_be_right_all_the_same(objects: Objects) -> None:
+    objects["env"]["data"] = {}
+    objects["keys"]["stringData"] = {"alice": key_entry(tiers=["lead"])}
+    with pytest.raises(ObjectInvalid) as caught:
+        read_pool_file(text_of(objects), for_cluster=True)
+    assert len(caught.value.problems) == 3  # a tier that is none, a default that is not among them, an entry
+
+
+def behind_gateway(objects: Objects, **entries: str) -> Objects:
     objects["pool"]["spec"]["identity"] = {
         "type": "TrustedHeaders",
         "trustedHeaders": {"secretRef": {"name": "gateway"}},
     }
-    assert problems(objects) == [
+    return objects | {"gateway": api_object("Secret", "gateway", stringData=entries)}
+
+
+def test_a_gateways_secret_must_be_there(objects: Objects) -> None:
+    wanted = behind_gateway(objects)
+    del wanted["gateway"]
+    assert problems(wanted) == [
         "spec.identity.trustedHeaders.secretRef.name: Secret gateway is not in the file: add it"
     ]
+
+
+def test_of_a_gateways_secret_only_hashes_are_kept(objects: Objects) -> None:
+    new, old = "n" * 32, "o" * 64 + "\n"  # as an editor leaves it
+    found = read(behind_gateway(objects, new=new, old=old)).api_keys
+    assert found == wire.ApiKeys(
+        (),
+        (
+            wire.GatewaySecret("new", hashlib.sha256(b"n" * 32).hexdigest()),
+            wire.GatewaySecret("old", hashlib.sha256(b"o" * 64).hexdigest()),
+        ),
+    )
+    assert read(behind_gateway(objects)).api_keys == wire.ApiKeys(())
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        pytest.param("n" * 31, "must have 32 to 1024 characters", id="too short to be no guess"),
+        pytest.param("n" * 1025, "must have 32 to 1024 characters", id="too long for a header"),
+        pytest.param("n" * 16 + " " + "n" * 16, "must be printable ASCII without spaces", id="a space"),
+        pytest.param("n" * 32 + "\n\n", "must be printable ASCII without spaces", id="two ends of lines"),
+        pytest.param("ü" * 32, "must be printable ASCII without spaces", id="another alphabet"),
+    ],
+)
+def test_a_gateways_secret_that_no_header_can_carry_is_refused(objects: Objects, value: str, said: str) -> None:
+    (problem,) = problems(behind_gateway(objects, main=value))
+    assert problem.startswith(f"Secret gateway: main: {said}")
+    assert problem.endswith("openssl rand -hex 32")
+    assert value not in problem
 
 
 def test_an_empty_prefix_is_refused(objects: Objects) -> None:

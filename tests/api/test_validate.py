@@ -33,9 +33,9 @@ def good(tmp_path: Path) -> Path:
     return path
 
 
-def run(*paths: Path, stdin: bytes = b"") -> tuple[int, str, str]:
+def run(*paths: Path, stdin: bytes = b"", local: bool = False) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
-    return validate(list(paths), out, err, io.BytesIO(stdin)), out.getvalue(), err.getvalue()
+    return validate(list(paths), out, err, io.BytesIO(stdin), local=local), out.getvalue(), err.getvalue()
 
 
 def test_a_good_file_is_ok(good: Path) -> None:
@@ -62,6 +62,41 @@ def test_every_problem_of_every_file_is_printed_with_its_line(good: Path, tmp_pa
         f"{bad}:8: spec.tiers: {SHARES_WITHIN_100}: 80 + 30 = 110: lower them by 10 in all",
         f"{missing}: cannot be read: No such file or directory",
     ]
+
+
+WITH_KEYS = GOOD.replace("{type: Open}", "{type: APIKeys, apiKeys: {secretRef: {name: chat-keys}}}")
+
+
+def test_a_secret_that_is_not_in_the_file_is_expected_in_the_cluster(good: Path) -> None:
+    good.write_text(WITH_KEYS)
+    assert run(good) == (
+        0,
+        f"{good}: OK: pool default/chat with tiers gold, bronze\n"
+        f"{good}: expected in the cluster: Secret chat-keys (spec.identity.apiKeys.secretRef.name)\n",
+        "",
+    )
+
+
+def test_for_one_machine_it_must_be_there(good: Path) -> None:
+    good.write_text(WITH_KEYS)
+    code, out, err = run(good, local=True)
+    assert (code, out) == (1, "")
+    assert err == f"{good}:12: spec.identity.apiKeys.secretRef.name: Secret chat-keys is not in the file: add it\n"
+
+
+def test_for_one_machine_nothing_may_be_that_is_not_built_there(good: Path) -> None:
+    assert run(good, local=True)[0] == 0
+    good.write_text(GOOD.replace("pypi://m", "pvc://claim/m"))
+    assert run(good)[0] == 0
+    code, _, err = run(good, local=True)
+    assert code == 1
+    assert err.startswith(f"{good}: spec.model.source: pvc:// is not built yet: ")
+
+
+@pytest.mark.parametrize("name", ["chat.yaml", "open.yaml", "gpu-vllm.yaml"])
+def test_every_sample_is_valid(name: str) -> None:
+    code, _, err = run(Path(__file__).parents[2] / "manifests" / "samples" / name)
+    assert (code, err) == (0, "")
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ statuses = st.builds(
     ledger=st.none() | ledgers,
     conditions=st.lists(conditions, max_size=3).map(tuple),
 )
-api_keys = st.builds(wire.ApiKey, sha256=st.text("0123456789abcdef", min_size=64, max_size=64))
+digests = st.text("0123456789abcdef", min_size=64, max_size=64)
+api_keys = st.builds(wire.ApiKey, sha256=digests)
+gateways = st.builds(wire.GatewaySecret, sha256=digests)
 
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     wire.Quotas: quotas,
@@ -76,7 +78,11 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     wire.View: views(),
     wire.PoolStatus: statuses,
     wire.Decision: st.builds(wire.Decision),
-    wire.ApiKeys: st.builds(wire.ApiKeys, keys=st.lists(api_keys, max_size=3).map(tuple)),
+    wire.ApiKeys: st.builds(
+        wire.ApiKeys,
+        keys=st.lists(api_keys, max_size=3).map(tuple),
+        gateways=st.lists(gateways, max_size=3).map(tuple),
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,45 @@ def test_a_missing_model_is_named_before_anything_starts(
     code, said = run_real_up(real_pool).end()
     assert code == 1
     assert "spec.model.source: there is no model at /nowhere/at/all" in said
+
+
+OLD, NEW = "old-secret-of-the-gateway-0123456789", "new-secret-of-the-gateway-0123456789"
+
+
+def test_behind_a_gateway_tier_and_tenant_are_its_word_and_its_secret_is_exchanged_live(
+    run_real_up: Callable[[Path], UpProcess], real_pool: Path
+) -> None:
+    edit(real_pool, "{type: Open}", "{type: TrustedHeaders, trustedHeaders: {secretRef: {name: gateway}}}")
+    secret = "---\napiVersion: v1\nkind: Secret\nmetadata: {name: gateway}\nstringData:\n"
+    real_pool.write_text(f"{real_pool.read_text()}{secret}  old: {OLD}\n")
+    up = run_real_up(real_pool)
+    (replica,) = up.ready().replicas
+    client = openai.OpenAI(base_url=f"{replica.url}/v1", api_key="none", max_retries=0, timeout=DEADLINE)
+
+    def chat(proof: str, tenant: str = "acme") -> Any:
+        headers = {"x-cacheaware-gateway-secret": proof, "x-cacheaware-tenant": tenant, "x-cacheaware-tier": "gold"}
+        answer = client.chat.completions.with_raw_response.create(
+            model="tiny", messages=MESSAGES, max_tokens=2, extra_headers=headers
+        )
+        assert answer.headers["x-cacheaware-tier"] == "gold"
+        return answer.parse()
+
+    def hits(answer: Any) -> int:
+        return int(answer.usage.prompt_tokens_details.cached_tokens)
+
+    assert [hits(chat(OLD)), hits(chat(OLD, "zeta"))] == [0, 0]  # each tenant has a cache of its own
+    assert hits(chat(OLD)) > 0
+    with pytest.raises(openai.AuthenticationError, match="gateway"):
+        chat(NEW)
+    edit(real_pool, f"  old: {OLD}\n", f"  old: {OLD}\n  new: {NEW}\n")
+    up.expect("Changed: gateway new: added")
+    up.expect("Applied")
+    for _ in range(200):  # the sidecar looks at its files now and then
+        try:
+            assert hits(chat(NEW)) > 0
+            break
+        except openai.AuthenticationError:
+            time.sleep(0.05)
+    else:
+        pytest.fail("the new secret was never accepted")
+    assert hits(chat(OLD)) > 0

@@ -25,6 +25,17 @@ stringData:
 """
 )
 
+GATEWAY = (
+    POOL.replace("{type: Open}", "{type: TrustedHeaders, trustedHeaders: {secretRef: {name: gateway}}}")
+    + f"""\
+---
+apiVersion: v1
+kind: Secret
+metadata: {{name: gateway}}
+stringData: {{main: {"n" * 32}}}
+"""
+)
+
 
 def lines(text: str, replicas: int = 1) -> list[str]:
     wanted = Wanted.from_file(read_pool_file(text.encode()), uid="uid-1", generation=1)
@@ -62,8 +73,18 @@ def test_a_pool_with_keys_shows_where_the_key_goes_and_whose_keys_there_are() ->
     assert "(alice)" in said
 
 
-def test_the_python_line_is_python() -> None:
-    (line,) = [line for line in lines(POOL) if "OpenAI(" in line]
+def test_a_pool_behind_a_gateway_shows_what_a_gateway_sends() -> None:
+    said = "\n".join(lines(GATEWAY))
+    assert '-H "x-cacheaware-gateway-secret: ${GATEWAY_SECRET}"' in said
+    assert '-H "x-cacheaware-tier: bronze"' in said
+    assert "'x-cacheaware-gateway-secret': os.environ[\"GATEWAY_SECRET\"]" in said
+    assert "(main)" in said
+    assert "n" * 32 not in said
+
+
+@pytest.mark.parametrize("text", [POOL, KEYS, GATEWAY], ids=["open", "keys", "gateway"])
+def test_the_python_line_is_python(text: str) -> None:
+    (line,) = [line for line in lines(text) if "OpenAI(" in line]
     compile(line.strip(), "example", "eval")
 
 

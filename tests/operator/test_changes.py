@@ -93,6 +93,12 @@ def test_keys_are_told_by_their_names_and_never_by_their_hashes(make_wanted: Mak
     assert found == Changes(live=("API key alice: changed", "API key bob: removed", "API key carol: added"))
 
 
+def test_gateways_are_told_by_their_names_too(make_wanted: MakeWanted) -> None:
+    first, second, third = (wire.GatewaySecret(name, digit * 64) for name, digit in ("m1", "m2", "n3"))
+    before, after = (make_wanted(api_keys=wire.ApiKeys((), known)) for known in ((first,), (second, third)))
+    assert compare(before, after).live == ("gateway m: changed", "gateway n: added")
+
+
 def test_a_new_text_from_a_config_map_is_a_change(make_wanted: MakeWanted, spec: dict[str, Any]) -> None:
     spec |= {
         "publicPercent": 10,

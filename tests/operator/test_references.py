@@ -48,6 +48,42 @@ def test_a_pool_with_all_it_refers_to_is_wanted(with_references: dict[str, Any])
     assert wanted.prefix_texts == {"inline": "Be kind.", "assistant": "You help."}
 
 
+GATEWAY = {"type": "TrustedHeaders", "trustedHeaders": {"secretRef": {"name": "gateway"}}}
+
+
+def test_of_a_gateway_the_hashes_of_its_secrets_are_wanted(spec: dict[str, Any]) -> None:
+    wanted = pool(spec | {"identity": GATEWAY})
+    assert [(each.kind, each.name) for each in references(wanted)] == [(SECRET, "gateway")]
+    entries = {name: base64.b64encode(text.encode()).decode() for name, text in (("new", "n" * 32), ("old", "o" * 32))}
+    known = read_pool(wanted, {(SECRET, "gateway"): {"data": entries}}).api_keys
+    assert [gateway.name for gateway in known.gateways] == ["new", "old"]
+    assert "nnnn" not in str(known)
+
+
+@pytest.mark.parametrize(
+    ("secret", "reason", "words"),
+    [
+        pytest.param(
+            None,
+            Reason.SECRET_NOT_FOUND,
+            "spec.identity.trustedHeaders.secretRef.name: there is no Secret gateway in the namespace: create it",
+            id="no secret",
+        ),
+        pytest.param(
+            {"data": {"main": base64.b64encode(b"short").decode()}},
+            Reason.SECRET_INVALID,
+            "Secret gateway: main: must have 32 to 1024 characters",
+            id="a guess",
+        ),
+    ],
+)
+def test_what_a_gateway_lacks_is_told(spec: dict[str, Any], secret: Object | None, reason: Reason, words: str) -> None:
+    with pytest.raises(PoolBlocked) as caught:
+        read_pool(pool(spec | {"identity": GATEWAY}), {(SECRET, "gateway"): secret})
+    assert caught.value.reason is reason
+    assert caught.value.message.startswith(words)
+
+
 @pytest.mark.parametrize(
     ("changed", "reason", "words"),
     [

@@ -71,6 +71,17 @@ def test_blocks_are_summed_over_replicas_that_are_ready_and_answered(
     assert (status.replicas, status.ready_replicas) == (4, 3)
 
 
+def test_of_an_estimate_idle_blocks_are_not_known(
+    make_wanted: MakeWanted, make_replica: MakeReplica, make_account: MakeAccount
+) -> None:
+    accounts = {"gold": make_account(held=3), "bronze": make_account(held=1)}
+    replica = make_replica(accounts=accounts, enforcement=wire.Enforcement.ESTIMATE_ONLY)
+    status = status_of(make_wanted(), replica)
+    assert [(tier.held_blocks, tier.cached_blocks) for tier in status.tiers] == [(3, None), (1, None)]
+    assert told(status, "QuotaEnforced") == ("False", "EstimateOnly")
+    assert told(status, "Ready") == ("True", "AllReplicasReady")
+
+
 def test_capacity_tells_the_smallest_and_the_largest_replica(
     make_wanted: MakeWanted, make_replica: MakeReplica
 ) -> None:
@@ -251,6 +262,7 @@ def test_a_replica_that_does_not_answer_makes_metrics_stale(make_wanted: MakeWan
         pytest.param({"gold": figures(9, attainment_percent=95.0)}, ("True", "AllTiersMet"), id="just met"),
         pytest.param({"gold": figures(9, attainment_percent=94.9)}, ("False", "TiersMissed"), id="just missed"),
         pytest.param({"bronze": figures(9, attainment_percent=1.0)}, ("Unknown", "NoTraffic"), id="nothing promised"),
+        pytest.param({"gold": figures(9)}, ("Unknown", "NotMeasured"), id="nobody streams"),
     ],
 )
 def test_slas_are_judged_by_the_tiers_that_were_promised_something(

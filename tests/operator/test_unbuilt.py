@@ -19,18 +19,11 @@ def with_field(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "begins"),
     [
-        pytest.param("engine.type", "VLLM", "spec.engine.type: VLLM", id="vllm"),
+        pytest.param("engine.type", "VLLM", "spec.engine.type: VLLM", id="vllm on one machine"),
         pytest.param("engine.kvCache.dtype", "INT8", "spec.engine.kvCache.dtype: INT8", id="int8"),
         pytest.param("engine.kvCache.dtype", "FP8", "spec.engine.kvCache.dtype: FP8", id="fp8"),
         pytest.param("model.source", "pvc://models/tiny", "spec.model.source: pvc://", id="volume"),
         pytest.param("tiers.0.batchingWindow", "5ms", "spec.tiers[0] (gold).batchingWindow", id="window"),
-        pytest.param("tiers.1.admission", "Reject", "spec.tiers[1] (bronze).admission: Reject", id="reject"),
-        pytest.param(
-            "identity",
-            {"type": "TrustedHeaders", "trustedHeaders": {"secretRef": {"name": "gateway"}}},
-            "spec.identity.type: TrustedHeaders",
-            id="gateway",
-        ),
         pytest.param(
             "engine.env",
             [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
@@ -53,6 +46,12 @@ def test_what_is_not_built_yet_is_refused_by_name(
         pytest.param("tiers.0.batchingWindow", "0s", id="never held"),
         pytest.param("tiers.0.batchingWindow", "0ms", id="never held, in milliseconds"),
         pytest.param("tiers.0.admission", "Queue", id="queue"),
+        pytest.param("tiers.0.admission", "Reject", id="reject"),
+        pytest.param(
+            "identity",
+            {"type": "TrustedHeaders", "trustedHeaders": {"secretRef": {"name": "gateway"}}},
+            id="gateway",
+        ),
         pytest.param("rebalancing", {"mode": "Auto"}, id="rebalancing"),
         pytest.param("engine.kvCache.dtype", "Auto", id="compute dtype"),
         pytest.param("model.source", "hf://org/model", id="hub"),
@@ -108,14 +107,23 @@ def test_a_cluster_does_what_one_machine_cannot(
     ("path", "value"),
     [
         pytest.param("tiers.0.batchingWindow", "5ms", id="window"),
-        pytest.param("tiers.1.admission", "Reject", id="reject"),
-        pytest.param("engine.type", "VLLM", id="vllm"),
+        pytest.param("engine", {"type": "Torch", "kvCache": {"dtype": "INT8"}}, id="dtype"),
+        pytest.param("rebalancing", {"mode": "DryRun"}, id="rebalancing"),
     ],
 )
 def test_what_is_built_nowhere_is_refused_in_a_cluster_too(
     make_wanted: Callable[..., Wanted], spec: dict[str, Any], path: str, value: Any
 ) -> None:
-    wanted = make_wanted(with_field(spec | {"engine": {"type": "Torch"}}, path, value))
+    engine = "VLLM" if path == "rebalancing" else "Torch"  # a plain vLLM keeps to no share, so none can move
+    wanted = make_wanted(with_field(spec | {"engine": {"type": engine}}, path, value))
     (sentence,) = not_built_in_a_cluster(wanted.spec)
     assert path.rsplit(".", 1)[-1] in sentence
     assert "not built yet" in sentence
+
+
+@pytest.mark.parametrize("dtype", ["Auto", "FP8", "INT8"])
+def test_a_cluster_runs_vllm_with_any_dtype_of_its_cache(
+    make_wanted: Callable[..., Wanted], spec: dict[str, Any], dtype: str
+) -> None:
+    engine = {"type": "VLLM", "kvCache": {"dtype": dtype}}
+    assert not_built_in_a_cluster(make_wanted(spec | {"engine": engine}).spec) == []

@@ -66,7 +66,6 @@ class TestView:
     @pytest.mark.parametrize(
         ("changes", "names"),
         [
-            pytest.param({"identity": {"type": "TrustedHeaders"}}, "identity.type", id="identity that is not built"),
             pytest.param({"identity": {"type": "Nobody"}}, "identity.type", id="unknown identity"),
             pytest.param({"tiers": []}, "tiers", id="no tier"),
             pytest.param({"tiers": [tier("a"), tier("a")]}, "tiers", id="a tier twice"),

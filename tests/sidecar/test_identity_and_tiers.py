@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
 from cacheaware_api import wire
 from cacheaware_api.wire import IdentityType, Sharing
@@ -21,10 +22,16 @@ KEYS = KeyRing(
             {
                 "key-of-acme": {"tenant": "acme", "tiers": ["gold", "bronze"], "defaultTier": "gold"},
                 "key-of-zeta": {"tenant": "zeta", "tiers": ["bronze"]},
-            }
+            },
+            gateways=("secret-of-a-gateway", "the-one-before-it"),
         ),
     )
 )
+
+
+def with_key(authorization: str | None) -> Caller:
+    sent = CIMultiDict({} if authorization is None else {"Authorization": authorization})
+    return identify(IdentityType.API_KEYS, sent, KEYS, "bronze")
 
 
 class TestIdentity:
@@ -36,7 +43,7 @@ class TestIdentity:
         ],
     )
     def test_a_known_key_tells_its_tenant(self, authorization: str, tenant: str) -> None:
-        assert identify(IdentityType.API_KEYS, authorization, KEYS).tenant == tenant
+        assert with_key(authorization).tenant == tenant
 
     @pytest.mark.parametrize(
         "authorization",
@@ -54,21 +61,139 @@ class TestIdentity:
     )
     def test_anything_else_is_401(self, authorization: str | None) -> None:
         with pytest.raises(Unauthorized) as caught:
-            identify(IdentityType.API_KEYS, authorization, KEYS)
+            with_key(authorization)
         assert caught.value.status == 401
         assert caught.value.headers["WWW-Authenticate"] == "Bearer"
 
     def test_the_digest_of_a_key_is_no_key(self) -> None:
         digest = api_keys_json({"key-of-acme": {}})["keys"][0]["sha256"]
         with pytest.raises(Unauthorized):
-            identify(IdentityType.API_KEYS, f"Bearer {digest}", KEYS)
+            with_key(f"Bearer {digest}")
 
     def test_an_open_pool_knows_nobody_whatever_is_sent(self) -> None:
-        assert identify(IdentityType.OPEN, "Bearer key-of-acme", KEYS) == OPEN_CALLER
+        sent = CIMultiDict({"Authorization": "Bearer key-of-acme", **PROOF, "x-cacheaware-tenant": "acme"})
+        assert identify(IdentityType.OPEN, sent, KEYS, "bronze") == OPEN_CALLER
 
-    def test_trusted_headers_are_not_trusted_without_proof(self) -> None:
-        with pytest.raises(Unauthorized, match="TrustedHeaders"):
-            identify(IdentityType.TRUSTED_HEADERS, None, KEYS)
+
+PROOF = {"x-cacheaware-gateway-secret": "secret-of-a-gateway"}
+
+
+def behind_gateway(*headers: tuple[str, str], default_tier: str | None = "bronze") -> Caller:
+    sent = CIMultiDict([*PROOF.items(), *headers])
+    return identify(IdentityType.TRUSTED_HEADERS, sent, KEYS, default_tier)
+
+
+class TestGateway:
+    @pytest.mark.parametrize(
+        ("headers", "tenant", "tier"),
+        [
+            pytest.param(
+                [("X-CacheAware-Tenant", "acme"), ("X-CacheAware-Tier", "gold")], "acme", "gold", id="our names"
+            ),
+            pytest.param(
+                [("x-llm-d-inference-fairness-id", "acme"), ("x-llm-d-inference-objective", "gold")],
+                "acme",
+                "gold",
+                id="aliases",
+            ),
+            pytest.param(
+                [("x-cacheaware-tier", "gold"), ("x-llm-d-inference-objective", "gold")],
+                None,
+                "gold",
+                id="both, and they agree",
+            ),
+            pytest.param([("x-cacheaware-tenant", " acme "), ("x-cacheaware-tier", "")], "acme", None, id="empty"),
+            pytest.param([], None, None, id="nothing"),
+        ],
+    )
+    def test_one_that_proves_itself_is_believed(
+        self, headers: list[tuple[str, str]], tenant: str | None, tier: str | None
+    ) -> None:
+        caller = behind_gateway(*headers)
+        assert (caller.tenant, caller.decided_tier, caller.key_name) == (tenant, tier, "gateway-0")
+
+    @pytest.mark.parametrize(
+        "proof",
+        [
+            pytest.param(None, id="none"),
+            pytest.param("", id="empty"),
+            pytest.param("secret-of-a-gatewa", id="nearly"),
+            pytest.param("secret-of-a-gateway-and-more", id="more"),
+            pytest.param("key-of-acme", id="an API key"),
+            pytest.param(api_keys_json({}, ["secret-of-a-gateway"])["gateways"][0]["sha256"], id="its hash"),
+            pytest.param("\udcff", id="bytes that are no text"),
+        ],
+    )
+    def test_anybody_else_is_401_whatever_the_headers_say(self, proof: str | None) -> None:
+        sent = CIMultiDict({"x-cacheaware-tenant": "acme", "x-cacheaware-tier": "gold"})
+        sent["Authorization"] = "Bearer key-of-acme"
+        if proof is not None:
+            sent["x-cacheaware-gateway-secret"] = proof
+        with pytest.raises(Unauthorized, match="gateway"):
+            identify(IdentityType.TRUSTED_HEADERS, sent, KEYS, "bronze")
+
+    def test_two_secrets_count_so_that_one_can_be_rotated(self) -> None:
+        sent = CIMultiDict({"x-cacheaware-gateway-secret": "the-one-before-it"})
+        assert identify(IdentityType.TRUSTED_HEADERS, sent, KEYS, None).key_name == "gateway-1"
+
+    @pytest.mark.parametrize(
+        ("headers", "named"),
+        [
+            pytest.param(
+                [("x-cacheaware-tier", "bronze"), ("x-llm-d-inference-objective", "gold")],
+                "x-cacheaware-tier",
+                id="one of them is the client's",
+            ),
+            pytest.param(
+                [("x-cacheaware-tier", "bronze"), ("x-cacheaware-tier", "gold")], "x-cacheaware-tier", id="tier twice"
+            ),
+            pytest.param(
+                [("x-cacheaware-tenant", "a"), ("x-cacheaware-tenant", "a")], "x-cacheaware-tenant", id="tenant twice"
+            ),
+            pytest.param([("x-cacheaware-gateway-secret", "x")], "x-cacheaware-gateway-secret", id="proof twice"),
+            pytest.param([("x-cacheaware-tenant", "a" * 254)], "x-cacheaware-tenant", id="too long"),
+            pytest.param([("x-cacheaware-tenant", "a\tb")], "x-cacheaware-tenant", id="control characters"),
+        ],
+    )
+    def test_headers_that_a_client_may_have_added_to_are_refused(
+        self, headers: list[tuple[str, str]], named: str
+    ) -> None:
+        with pytest.raises(BadRequest) as caught:
+            behind_gateway(*headers)
+        assert caught.value.param == named
+
+    @pytest.mark.parametrize(
+        ("said", "requested", "chosen"),
+        [
+            pytest.param("gold", None, "gold", id="decided"),
+            pytest.param("gold", "auto", "gold", id="decided, the client leaves it open"),
+            pytest.param("gold", "gold", "gold", id="decided, the client agrees"),
+            pytest.param(None, None, "bronze", id="not said: the pool's default"),
+            pytest.param(None, "bronze", "bronze", id="not said, the client names the default"),
+        ],
+    )
+    def test_the_gateway_decides_the_tier(self, said: str | None, requested: Any, chosen: str) -> None:
+        caller = behind_gateway(*([] if said is None else [("x-cacheaware-tier", said)]))
+        assert choose_tier(requested, caller, view()).name == chosen
+
+    @pytest.mark.parametrize(
+        ("said", "requested", "error", "param"),
+        [
+            pytest.param("bronze", "gold", TierNotAllowed, "service_tier", id="a client that wants more"),
+            pytest.param(None, "gold", TierNotAllowed, "service_tier", id="a client that chooses itself"),
+            pytest.param("platinum", None, UnknownTier, "x-cacheaware-tier", id="unknown is never the default"),
+            pytest.param("platinum", "bronze", UnknownTier, "x-cacheaware-tier", id="unknown, whatever is asked"),
+        ],
+    )
+    def test_and_nobody_else(self, said: str | None, requested: Any, error: type[Refusal], param: str) -> None:
+        caller = behind_gateway(*([] if said is None else [("x-cacheaware-tier", said)]))
+        with pytest.raises(error) as caught:
+            choose_tier(requested, caller, view())
+        assert caught.value.param == param
+
+    def test_without_any_default_a_gateway_must_name_the_tier(self) -> None:
+        with pytest.raises(UnknownTier, match="no default tier"):
+            choose_tier(None, behind_gateway(default_tier=None), view(defaultTier=None))
 
 
 ACME = Caller(tenant="acme", tiers=frozenset({"gold", "bronze"}), default_tier="gold")

@@ -215,11 +215,11 @@ class TestStart:
     @pytest.mark.parametrize(
         ("wanted", "names"),
         [
-            pytest.param(view_json(identity={"type": "TrustedHeaders"}), "identity.type", id="TrustedHeaders"),
+            pytest.param(view_json(identity={"type": "Nobody"}), "identity.type", id="unknown identity"),
             pytest.param(view_json(tiers=[]), "tiers", id="no tiers"),
         ],
     )
-    async def test_a_view_that_asks_for_what_is_not_built_is_refused_by_its_field(
+    async def test_a_view_that_makes_no_sense_is_refused_by_its_field(
         self, engine: StubEngine, folder: Path, wanted: Any, names: str
     ) -> None:
         write_files(folder, wanted, None)

@@ -111,7 +111,13 @@ def _engine(wanted: Wanted, engine: EnginePlan, model: ModelFiles, images: Image
 
 
 def _sidecar(wanted: Wanted, images: Images, grace: int) -> KubernetesObject:
-    arguments = (*commands.sidecar_arguments(place(wanted.name)), f"--drain-timeout={probes.drain_seconds(grace)}")
+    estimate_only = wanted.spec.engine.type is EngineType.VLLM
+    arguments = [
+        *commands.sidecar_arguments(place(wanted.name), estimate_only=estimate_only),
+        f"--drain-timeout={probes.drain_seconds(grace)}",
+    ]
+    if estimate_only:
+        arguments.append(f"--engine-slots={vllm.most_sequences(wanted.spec.engine.args)}")
     return {
         "name": names.SIDECAR_CONTAINER,
         "restartPolicy": "Always",  # what makes it a sidecar

@@ -242,12 +242,38 @@ class TestVLLM:
             "--kv-cache-dtype": "fp8",
             "--kv-cache-memory-bytes": str(2**30),
             "--max-model-len": "2048",
+            "--max-num-seqs": "256",
             "--scheduling-policy": "priority",
             "--enable-prefix-caching": "",
             "--enable-prompt-tokens-details": "",
             "--tensor-parallel-size": "2",
         }
         assert pool.engine["args"][-1] == "--tensor-parallel-size=2"
+
+    @pytest.mark.parametrize(
+        ("arguments", "most"),
+        [
+            pytest.param([], 256, id="not said"),
+            pytest.param(["--max-num-seqs=128"], 128, id="one word"),
+            pytest.param(["--max_num_seqs", "64", "--dtype=auto"], 64, id="two words, and vLLM's other spelling"),
+            pytest.param(["--max-num-seqs=8", "--max-num-seqs=16"], 16, id="the last one counts"),
+            pytest.param(["--max-num-seqs=many"], 256, id="no number: vLLM will say so"),
+        ],
+    )
+    def test_the_sidecar_estimates_and_sends_no_more_than_it_runs(
+        self, build_pool: BuildPool, arguments: list[str], most: int
+    ) -> None:
+        pool = build_pool(engine={**VLLM, "args": arguments})
+        given = flags(pool.sidecar)
+        assert given["--estimate-only"] == ""
+        assert "--kv-socket" not in given
+        assert given["--engine-slots"] == str(most)
+        assert "--max-num-seqs=256" in pool.engine["args"]
+
+    def test_the_sidecar_of_a_torch_engine_asks_it(self, build_pool: BuildPool) -> None:
+        given = flags(build_pool().sidecar)
+        assert "--kv-socket" in given
+        assert not {"--estimate-only", "--engine-slots"} & given.keys()
 
     def test_its_processes_share_memory(self, build_pool: BuildPool) -> None:
         pool = build_pool(engine=VLLM)
