@@ -8,6 +8,7 @@ condition `QuotaEnforced`: False, whatever is known.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable
 
@@ -45,6 +46,7 @@ class EstimatedLink:
         sequences: int | None,
         on_ledger: Callable[[wire.Ledger], None],
         on_restart: Callable[[], None],
+        every: float = EVERY_SECONDS,
     ) -> None:
         assert budget.blocks is not None, "an estimate needs an account of blocks"
         self._session = session
@@ -54,6 +56,7 @@ class EstimatedLink:
         self._most_sequences = sequences or DEFAULT_SEQUENCES
         self._on_ledger = on_ledger
         self._on_restart = on_restart
+        self._every = every
         self.state = EngineState()
         self.hits = HitCounts()
         self._figures: EngineFigures | None = None  # absent: this engine process has not been asked yet
@@ -109,7 +112,7 @@ class EstimatedLink:
                 # It tells no number of its process: one that was well, is ill and gets well again counts as another.
                 was_gone = was_gone or self._figures is not None
                 self._figures = self._preemptions = None
-                await self.state.health_changes(EVERY_SECONDS)
+                await self.state.health_changes(self._every)
                 continue
             try:
                 figures = await self._ask()
@@ -121,7 +124,7 @@ class EstimatedLink:
                 was_gone = False
                 self._on_restart()
             self._see(figures)
-            await self.state.health_changes(EVERY_SECONDS)
+            await self.state.health_changes(self._every)
 
     async def _ask(self) -> EngineFigures:
         timeout = aiohttp.ClientTimeout(total=_PATIENCE)
@@ -132,12 +135,16 @@ class EstimatedLink:
             return read_figures(await answer.text(errors="replace"))
 
     def _see(self, figures: EngineFigures) -> None:
-        before, self._figures = self._figures, figures
+        before = self._figures
+        if before is not None and before.blocks is not None and figures.blocks is None:
+            # A process keeps the cache that it has: this page is half of one.
+            figures = dataclasses.replace(figures, blocks=before.blocks, block_size=before.block_size)
+        self._figures = figures
         self._asked += 1
         self._blocks.measured(figures.held)
         if self._preemptions is not None and figures.preemptions is not None:
             preempted = figures.preemptions > self._preemptions
-            caution = self._blocks.caution * (_MORE_CAUTION if preempted else _LESS_CAUTION**EVERY_SECONDS)
+            caution = self._blocks.caution * (_MORE_CAUTION if preempted else _LESS_CAUTION**self._every)
             self._blocks.caution = min(_MOST_CAUTION, max(1.0, caution))
         self._preemptions = figures.preemptions
         if before is None or (before.blocks, before.block_size) != (figures.blocks, figures.block_size):
