@@ -207,6 +207,50 @@ def status(
 
 
 @app.command()
+def top(
+    pool: Annotated[
+        str | None, typer.Argument(help="Name of the pool; may be left out when only one runs.", show_default=False)
+    ] = None,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the pool.")] = "default",
+    url: Annotated[
+        str | None,
+        typer.Option(help="Instead of a local pool: the control side of one sidecar.", show_default=False),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(help="With --url: its control token.", envvar="CACHEAWARE_TOKEN", show_default=False),
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+) -> None:
+    """Watch a running pool: tiers, queues, KV blocks against quotas, hits, latencies. Ctrl-C ends it.
+
+    Exit code 1 if the pool does not run here, or with --once if no sidecar answers.
+
+    [bold]cacheaware top[/bold]
+
+    [bold]cacheaware top --url http://127.0.0.1:9400 --once[/bold]
+    """
+    _require("cli", "operator")
+    from rich.console import Console
+
+    from cacheaware import pool_status, state_file
+    from cacheaware import top as watching
+
+    if url is not None and not token:
+        _fail("cacheaware top: --url needs the sidecar's control token: --token, or CACHEAWARE_TOKEN", code=2)
+    try:
+        if url is not None and token:
+            source = watching.from_url(url, token)
+        else:
+            source = watching.from_state(lambda: pool_status.find(state_file.state_folder(), namespace, pool))
+        code = watching.main(source, Console(highlight=False), interval=interval, just_once=once)
+    except pool_status.NotRunning as error:
+        _fail(f"cacheaware top: {error}")
+    raise typer.Exit(code)
+
+
+@app.command()
 def crd() -> None:
     """Print the CustomResourceDefinition of a pool, for the release that is installed here.
 

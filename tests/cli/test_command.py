@@ -29,14 +29,14 @@ def test_version(runner: CliRunner) -> None:
     assert (result.exit_code, result.stdout) == (0, f"cacheaware {version('cacheaware')}\n")
 
 
-@pytest.mark.parametrize("command", [[], ["validate"], ["up"], ["status"], ["crd"]])
+@pytest.mark.parametrize("command", [[], ["validate"], ["up"], ["status"], ["top"], ["crd"]])
 def test_every_help_text_explains_and_shows_an_example(runner: CliRunner, command: list[str]) -> None:
     result = runner.invoke(app, [*command, "--help"])
     assert result.exit_code == 0
     if command:
         assert f"cacheaware {command[0]} " in result.stdout
     else:
-        assert all(name in result.stdout for name in ("validate", "up", "status", "demo", "crd"))
+        assert all(name in result.stdout for name in ("validate", "up", "status", "top", "demo", "crd"))
 
 
 def test_crd_prints_the_definition_that_the_repository_holds(runner: CliRunner) -> None:
