@@ -4,12 +4,18 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Extra arguments for pip, e.g. PIP_ARGS="--index-url …" for a mirror or for CPU-only wheels of torch.
 PIP_ARGS ?=
+# Of `make images`: the tool that builds (absent: docker, podman or buildah, whichever works), the image that all three
+# start from, and more arguments for the tool.
+BUILDER ?=
+BASE    ?= python:3.12-slim
+BUILD_ARGS ?=
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Arguments of a benchmark.
 ARGS ?=
 PATHS  := operator sidecar engine crds cli tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test e2e bench-operator check crd format lock clean
+.PHONY: help setup demo up test images e2e e2e-images bench-operator check crd format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,8 +41,21 @@ up: setup ## run manifests/samples/open.yaml on this machine
 test: setup ## the test suite
 	$(BIN)/python -m pytest
 
-e2e: setup ## the tests that need a Kubernetes API server (they skip, and say why, where there is none)
+images: ## the container images of operator, sidecar and engine (BUILDER=, BASE=, BUILD_ARGS=, PIP_ARGS=)
+	@builder="$(BUILDER)"; \
+	for each in docker podman buildah; do test -n "$$builder" || ! $$each info >/dev/null 2>&1 || builder=$$each; done; \
+	test -n "$$builder" || { echo "Neither docker, podman nor buildah works here: install one, or name it: make images BUILDER=…" >&2; exit 1; }; \
+	for part in operator sidecar engine; do \
+	  echo "Building cacheaware/$$part:$(VERSION) …"; \
+	  $$builder build --file $$part/Dockerfile --tag cacheaware/$$part:$(VERSION) --build-arg BASE=$(BASE) \
+	    --build-arg PIP_ARGS="$(PIP_ARGS)" $(BUILD_ARGS) . || exit 1; \
+	done
+
+e2e: setup ## the tests on real clusters: an API server and, as root, a node (they skip, and say why, where there is none)
 	$(BIN)/python -m pytest e2e
+
+e2e-images: setup ## build, or find in the cache, the images that `make e2e` runs on its node
+	$(BIN)/python -m e2e.images
 
 bench-operator: setup ## what the operator costs with 200 pools on a real API server (15 minutes; ARGS=--quick: two)
 	$(BIN)/python -m benchmarks.bench_operator $(ARGS)

@@ -35,6 +35,7 @@ from e2e.control_plane import Access, Unavailable, write_kubeconfig
 Object = dict[str, Any]
 T = TypeVar("T")
 
+NO_LABELS: Mapping[str, str] = {}
 POOLS = "cacheawarepools.cacheaware.dev"
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
@@ -153,10 +154,10 @@ class Cluster:
     # -- what tests need around their objects -------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def namespace(self) -> Iterator[str]:
+    def namespace(self, labels: Mapping[str, str] = NO_LABELS) -> Iterator[str]:
         """A namespace of one's own, ready for pods. Its end is asked for and not waited for: it takes seconds."""
         name = f"e2e-{secrets.token_hex(4)}"
-        made = self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        made = self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": dict(labels)}})
         assert made.ok, f"namespace {name}: {made.body}"
         try:
             account = f"/api/v1/namespaces/{name}/serviceaccounts/default"

@@ -8,14 +8,18 @@ from the programs that $CACHEAWARE_SHARED/kube unpacks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import subprocess
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from e2e.cluster import POOLS, Cluster, cluster_of_kubeconfig
 from e2e.control_plane import ControlPlane, Unavailable, find_programs
+from e2e.node_cluster import NodeCluster, node_cluster
 from e2e.operators import RunningOperator, running_operator, settings_for
+from e2e.serving import CONTEXT, ServingSpace, operator_overlay, serving_pool, serving_space
 from e2e.space import Space
 from e2e.stand_ins import StandInSidecars
 
@@ -27,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CRD_FILE = ROOT / "crds" / "cacheawarepools.yaml"
 
 _CONTROL_PLANE = pytest.StashKey[ControlPlane]()
+_NODES = pytest.StashKey[NodeCluster]()
+OPERATOR_NAMESPACE = "cacheaware-system"
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +66,16 @@ def installed(cluster: Cluster) -> Cluster:
     return cluster
 
 
+@pytest.fixture(scope="session")
+def tools() -> Path:
+    """The folder with the field's own tools: kstatus, flux-apply, prometheus, promtool."""
+    shared = Path(os.environ.get("CACHEAWARE_SHARED") or ROOT.parent / "shared")
+    unpack = shared / "tools" / "unpack"
+    if not unpack.is_file():
+        pytest.skip("set CACHEAWARE_SHARED to a folder with tools/unpack, which has kstatus, flux-apply and prometheus")
+    return Path(subprocess.run([unpack], capture_output=True, text=True, check=True).stdout.strip())
+
+
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of the test's own."""
@@ -87,11 +103,60 @@ def operator(space: Space, sidecars: StandInSidecars) -> Iterator[RunningOperato
         yield running
 
 
+# -- with a node -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def nodes(request: pytest.FixtureRequest) -> Iterator[NodeCluster]:
+    """A cluster whose pods run, one for the whole run; the tiny model lies in its folder."""
+    from cacheaware_engine.testing import save_tiny_model  # torch takes seconds, and only this rung needs it
+
+    with contextlib.ExitStack() as stack:
+        try:
+            found = stack.enter_context(node_cluster())
+        except Unavailable as reason:
+            pytest.skip(str(reason))
+        request.config.stash[_NODES] = found
+        save_tiny_model(found.folder / "models" / "tiny", max_position_embeddings=CONTEXT)
+        yield found
+
+
+@pytest.fixture(scope="session")
+def installed_operator(nodes: NodeCluster) -> NodeCluster:
+    """The operator, installed for the whole cluster as a user does it."""
+    nodes.kubectl("apply", "--server-side", "-k", operator_overlay(nodes, "cluster-wide", OPERATOR_NAMESPACE))
+    nodes.kubectl("wait", "--for=condition=Established", f"crd/{POOLS}")
+    nodes.kubectl(
+        *("rollout", "status", "deployment/cacheaware-operator", "--timeout=120s"),
+        *("--namespace", OPERATOR_NAMESPACE),
+        timeout=130,
+    )
+    return nodes
+
+
+@pytest.fixture
+def serving(installed_operator: NodeCluster) -> Iterator[ServingSpace]:
+    """A restricted namespace of the test's own, with what pools need."""
+    with serving_space(installed_operator) as space:
+        yield space
+
+
+@pytest.fixture(scope="session")
+def chat(installed_operator: NodeCluster) -> Iterator[ServingSpace]:
+    """One with the pool `chat`, two replicas that serve, for all tests that leave it as it was."""
+    with serving_space(installed_operator) as space:
+        space.apply(serving_pool())
+        space.wait_ready()
+        yield space
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With a failure, tell what the control plane complained about."""
+    """With a failure, tell what the clusters complained about."""
     report = yield
-    control_plane = item.config.stash.get(_CONTROL_PLANE, None)
-    if report.failed and control_plane is not None:
-        report.sections.append(("control plane", control_plane.complaints()))
+    if report.failed:
+        if (control_plane := item.config.stash.get(_CONTROL_PLANE, None)) is not None:
+            report.sections.append(("control plane", control_plane.complaints()))
+        if (nodes := item.config.stash.get(_NODES, None)) is not None:
+            report.sections.append(("node", nodes.complaints()))
     return report

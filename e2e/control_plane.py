@@ -1,8 +1,9 @@
-"""A real Kubernetes control plane on the loopback address: etcd, kube-apiserver, controller-manager and scheduler.
+"""A real Kubernetes control plane: etcd, kube-apiserver, controller-manager and scheduler, on the loopback address.
 
 It needs no root and leaves nothing behind: state and logs are in one folder of the caller's, the processes are ours and
 are killed at the end (the state is thrown away, so nothing is gained by a polite end). There is no node, so pods stay
-Pending. What tests do with a cluster is in `cluster`.
+Pending; one can be brought where the API server has an address that it reaches (`node_cluster`). What tests do with a
+cluster is in `cluster`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from pathlib import Path
 import yaml
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+
+LOOPBACK = "127.0.0.1"
+NOBODY: Mapping[str, str] = {}
 
 _ROOT = Path(__file__).resolve().parents[1]
 _START_SECONDS = 90.0  # usually 3 to 5; a busy machine may take long
@@ -73,12 +77,25 @@ def find_programs(environment: Mapping[str, str]) -> Path:
 class ControlPlane:
     """Starts and ends the processes. `with ControlPlane(programs, folder) as access:`"""
 
-    def __init__(self, programs: Path, folder: Path, api_server_flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        programs: Path,
+        folder: Path,
+        api_server_flags: Sequence[str] = (),
+        address: str = LOOPBACK,
+        services: str = "10.96.0.0/16",
+        users: Mapping[str, str] = NOBODY,
+    ) -> None:
+        """`users` are more than the administrator, each with its group; `kubeconfig_of` is for them."""
         self._programs = programs
         self._folder = folder
         self._api_server_flags = api_server_flags
+        self._address = address
+        self._services = services
+        self._users = {user: (group, secrets.token_hex(16)) for user, group in users.items()}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._token = secrets.token_hex(16)
+        self._access: Access | None = None
 
     def __enter__(self) -> Access:
         try:
@@ -94,6 +111,13 @@ class ControlPlane:
         """The last warnings and errors of each process, for a failing test's report."""
         return "\n".join(self._tail(log.stem, quiet=True) for log in sorted(self._folder.glob("*.log")))
 
+    def kubeconfig_of(self, user: str) -> Path:
+        """Of one of the users that were named at the start."""
+        assert self._access is not None, "the control plane has not started"
+        file = self._folder / f"{user.replace(':', '-')}.kubeconfig"
+        write_kubeconfig(file, self._access, self._users[user][1])
+        return file
+
     # -- start and end ------------------------------------------------------------------------------------------------
 
     def _start(self) -> Access:
@@ -101,10 +125,11 @@ class ControlPlane:
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
         tokens = self._folder / "tokens.csv"
         tokens.touch(mode=0o600)
-        tokens.write_text(f"{self._token},admin,admin,system:masters\n")
+        others = [f"{token},{user},{user},{group}\n" for user, (group, token) in self._users.items()]
+        tokens.write_text("".join([f"{self._token},admin,admin,system:masters\n", *others]))
         for left in reversed(range(_TRIES)):
             try:
-                access = self._start_api_server(key, tokens)
+                self._access = access = self._start_api_server(key, tokens)
                 break
             except StartFailed as error:
                 self._kill()
@@ -153,13 +178,15 @@ class ControlPlane:
         self._spawn(
             "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{client}",
-            "--bind-address=127.0.0.1",
+            f"--bind-address={self._address}",
             f"--secure-port={port}",
             f"--cert-dir={certificates}",
             f"--token-auth-file={tokens}",
-            "--authorization-mode=RBAC",
-            "--endpoint-reconciler-type=none",  # a loopback address cannot be an endpoint of the kubernetes service
-            "--service-cluster-ip-range=10.96.0.0/16",
+            "--authorization-mode=Node,RBAC",
+            # a loopback address cannot be an endpoint of the kubernetes service
+            f"--endpoint-reconciler-type={'none' if self._address == LOOPBACK else 'lease'}",
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--service-cluster-ip-range={self._services}",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
@@ -168,7 +195,7 @@ class ControlPlane:
         access = Access(
             kubectl=self._programs / "kubectl",
             kubeconfig=self._folder / "admin.kubeconfig",
-            server=f"https://127.0.0.1:{port}",
+            server=f"https://{self._address}:{port}",
             certificate_authority=certificates / "apiserver.crt",  # made by the server, its own authority too
             token=self._token,
         )

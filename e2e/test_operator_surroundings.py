@@ -72,16 +72,6 @@ def test_a_cluster_wide_operator_looks_after_every_namespace(
 # -- tools of others --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def tools() -> Path:
-    """The folder with kstatus and flux-apply."""
-    shared = Path(os.environ.get("CACHEAWARE_SHARED") or ROOT.parent / "shared")
-    unpack = shared / "tools" / "unpack"
-    if not unpack.is_file():
-        pytest.skip("set CACHEAWARE_SHARED to a folder with tools/unpack, which has kstatus and flux-apply")
-    return Path(subprocess.run([unpack], capture_output=True, text=True, check=True).stdout.strip())
-
-
 def kstatus(tools: Path, space: Space) -> str:
     """What the status library of Flux and Argo CD says of the pool, in one word."""
     written = space.kubectl("get", "cap", "chat", "-o", "yaml")
