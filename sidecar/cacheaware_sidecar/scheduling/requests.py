@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
-LONGEST_WAIT = 30.0  # seconds after which a request that was promised nothing counts as urgent
-
 
 class FlushReason(StrEnum):
     """Why a request was let go when it was. All but the first were held for company."""
@@ -59,10 +57,8 @@ class Waiting:
 
     @property
     def urgent_at(self) -> float:
-        """Half of its time to first token is gone."""
-        if self.deadline is None:
-            return self.arrived + LONGEST_WAIT
-        return self.arrived + (self.deadline - self.arrived) / 2
+        """When half of its time to first token is gone; never, where nothing was promised."""
+        return math.inf if self.deadline is None else self.arrived + (self.deadline - self.arrived) / 2
 
     @property
     def due(self) -> float:

@@ -90,6 +90,8 @@ class Scheduler:
         self._inside: dict[str, _Inside] = {}
         self._sequences: dict[str, int] = {}  # inside the engine, by tier
         self._decoding, self._context = 0, 0.0  # sequences, and tokens of their prompts
+        self._known_load: float | None = None  # both are worked out again where something changed
+        self._known_step: float | None = None
         self._depths: dict[str, int] = {}  # of those that wait: chunks that matched when last looked at
         self._cascades = False
         self._last_dispatch: float | None = None
@@ -157,6 +159,7 @@ class Scheduler:
         """The size of the engine's KV cache, and of the blocks in which it shares prefixes; None: not known."""
         self.index.set_engine(capacity_tokens, block_size)
         self.costs.bytes_per_token = bytes_per_token or 0
+        self._load_changed()
 
     def engine_restarted(self) -> None:
         """Its cache is empty. Requests that were inside are finished one by one, as they are noticed."""
@@ -215,8 +218,7 @@ class Scheduler:
         if inside is None or inside.decodes:
             return
         inside.decodes = True
-        self._decoding += inside.request.sequences
-        self._context += inside.request.prompt_tokens * inside.request.sequences
+        self._load_changed(inside.request.sequences, inside.request.prompt_tokens * inside.request.sequences)
         self._stop_computing(request_id)
         self.index.insert(inside.request)
         self._let_go(self._holds.release_behind(request_id), self._clock(), FlushReason.PREFIX_READY)
@@ -238,8 +240,7 @@ class Scheduler:
         else:
             del self._sequences[request.tier]
         if inside.decodes:
-            self._decoding -= request.sequences
-            self._context -= request.prompt_tokens * request.sequences
+            self._load_changed(-request.sequences, -request.prompt_tokens * request.sequences)
         self._stop_computing(request_id)
         self._groups.remove(request_id)
         if self._inside:  # else the engine is idle, and `next` lets all go
@@ -261,6 +262,7 @@ class Scheduler:
     def step(self, report: wire.StepReport) -> None:
         """The engine told what its last steps cost."""
         self.costs.observe(report)
+        self._load_changed()
         self._cascades = self._cascades or any(group.cascade for group in report.groups)
 
     def check_integrity(self) -> None:
@@ -310,8 +312,7 @@ class Scheduler:
 
     def _room_at(self, now: float) -> float | None:
         """When the engine will have computed enough of what it was sent to get more; None: it may have more now."""
-        full_step = self.costs.full_step_seconds(load=self._load()) if self._limit_prefill and self._inside else None
-        if full_step is None:
+        if not (self._limit_prefill and self._inside) or (full_step := self._full_step()) is None:
             return None
         too_much = self._computing.backlog(now) - STEPS_AHEAD * full_step
         return now + too_much if too_much > _TICK else None
@@ -348,7 +349,9 @@ class Scheduler:
 
     def _paying_group(self, request: Waiting, window: float, now: float) -> str | None:
         """The group for whose next member it pays to hold this request, in an engine that is busy anyway."""
-        step = self.costs.full_step_seconds(load=self._load())
+        if not self._cascades:
+            return None  # the engine reads no prefix once for several requests, so there is nothing to gain
+        step = self._full_step()
         if step is None or self._computing.backlog(now) < step:
             return None
         group = self._group_of(request)
@@ -358,7 +361,7 @@ class Scheduler:
     def _company(self, request: Waiting, chunks: int, members: int, window: float, step: float) -> Company:
         tokens = chunks * request.chunk_tokens
         path = self._groups.path_of(request.id)[: chunks // self._checkpoint_chunks]
-        shared = self.costs.decode_load(0, tokens) if self._cascades else 0.0
+        shared = self.costs.decode_load(0, tokens)
         weights = sum(terms.weight for terms in self._terms.values())
         worth = members * self._terms.get(request.tier, Terms()).weight / max(1, weights)
         return Company(self._arrivals.rate(path), saved_by_company(shared, window, step), worth, members)
@@ -377,9 +380,9 @@ class Scheduler:
             self._let_go(self._holds.release_all(), now, FlushReason.IDLE)
             return
         self._let_go(self._holds.release_ended(now), now, None)
-        step = self.costs.full_step_seconds(load=self._load())
-        busy = step is not None and self._computing.backlog(now) >= step
         for held in self._holds.for_company():
+            step = self._full_step()
+            busy = step is not None and self._computing.backlog(now) >= step
             if held.request.id in self._holds and (reason := self._why_go(held, busy)) is not None:
                 self._let_go([found for found in [self._holds.release(held.request.id)] if found], now, reason)
 
@@ -392,7 +395,7 @@ class Scheduler:
             return FlushReason.NO_GAIN
         if group.members >= LARGEST_GROUP:
             return FlushReason.GROUP_FULL
-        step = self.costs.full_step_seconds() or 0.0
+        step = self._full_step() or 0.0
         window = self._terms.get(held.request.tier, Terms()).window
         if not self._company(held.request, group.chunks, group.members, window, step).pays:
             return FlushReason.NO_GAIN
@@ -424,7 +427,21 @@ class Scheduler:
 
     def _load(self) -> float:
         """Seconds that decoding adds to a step now."""
-        return self.costs.decode_load(self._decoding, self._context)
+        if self._known_load is None:
+            self._known_load = self.costs.decode_load(self._decoding, self._context)
+        return self._known_load
+
+    def _full_step(self) -> float | None:
+        """Seconds of a step that is full of prompts now; None: not known."""
+        if self._known_step is None:
+            self._known_step = self.costs.full_step_seconds(load=self._load())
+        return self._known_step
+
+    def _load_changed(self, sequences: int = 0, context: float = 0.0) -> None:
+        """So many sequences with so many tokens more decode now, or steps cost something else."""
+        self._decoding += sequences
+        self._context += context
+        self._known_load = self._known_step = None
 
     def _warmth(self, request: Waiting) -> float:
         depth = self._depths[request.id] = self.index.matched(request.chunks, self._depths[request.id])
