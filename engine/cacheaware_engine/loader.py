@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -116,6 +117,8 @@ def open_weights(folder: Path) -> Iterator[WeightFiles]:
     with ExitStack() as stack:
         files: dict[str, Any] = {}
         for path in _weight_paths(folder):
+            if not os.access(path, os.R_OK):  # the library would say that there is no such file
+                raise ModelUnreadable(f"{path} may not be read by user {os.geteuid()}: change its owner or its mode")
             try:
                 opened = stack.enter_context(safe_open(str(path), framework="pt"))
                 files.update(dict.fromkeys(opened.keys(), opened))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,17 @@ def test_a_damaged_folder_is_refused_with_what_is_to_blame(
 ) -> None:
     damage(folder)
     with pytest.raises(error, match=named):
+        load_model(folder)
+
+
+def test_weights_that_this_user_may_not_read_are_not_called_damaged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def access(path: str | os.PathLike[str], mode: int) -> bool:  # root, as which tests may run, reads everything
+        return Path(path).name != "model.safetensors"
+
+    monkeypatch.setattr(os, "access", access)
+    with pytest.raises(ModelUnreadable, match=r"model\.safetensors may not be read by user \d+: change its owner"):
         load_model(folder)
 
 
