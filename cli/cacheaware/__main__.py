@@ -119,6 +119,15 @@ def up(
             show_default=False,
         ),
     ] = None,
+    vllm_python: Annotated[
+        Path | None,
+        typer.Option(
+            help="With [bold]engine.type: VLLM[/bold]: a Python that has vLLM; by default the one that runs this.",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run a pool on this machine: gets the model, starts an engine and a sidecar per replica, prints the URL.
 
@@ -136,9 +145,11 @@ def up(
     from cacheaware.display import display
     from cacheaware.local_pool import Options
     from cacheaware.up import main as run
+    from cacheaware_operator.local_fleet import Programs
 
     shown = display(Console(), Console(stderr=True))
-    raise typer.Exit(run(file, Options(port=port, logs=log_dir), shown))
+    programs = Programs() if vllm_python is None else Programs(vllm_python=str(vllm_python.absolute()))
+    raise typer.Exit(run(file, Options(port=port, logs=log_dir, programs=programs), shown))
 
 
 @app.command()

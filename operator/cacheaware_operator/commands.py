@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cacheaware_operator.plan import EnginePlan
 from cacheaware_operator.ports import LOOPBACK
+from cacheaware_operator.vllm_flags import vllm_flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ def engine_arguments(engine: EnginePlan, place: ReplicaPlace, threads: int | Non
     if threads is not None:
         arguments.append(f"--threads={threads}")
     return (*arguments, *engine.arguments)  # theirs last: of a flag given twice the last one counts
+
+
+def vllm_arguments(engine: EnginePlan, place: ReplicaPlace, python: str) -> tuple[str, ...]:
+    """Flags of `python -m cacheaware_engine.vllm_plugin.launch`: the Python that has vLLM, and what it starts with."""
+    return (f"--python={python}", f"--kv-socket={place.kv_socket}", "--", *vllm_flags(engine, place.engine_port))
 
 
 def engine_environment(engine: EnginePlan, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import aiohttp
 
 from cacheaware_api import wire
+from cacheaware_api.v1alpha1 import EngineType
 from cacheaware_operator import commands, ports
 from cacheaware_operator.commands import ReplicaPlace
 from cacheaware_operator.errors import StartFailed, Unreachable, ViewRefused
@@ -34,6 +35,8 @@ class Programs:
 
     engine: tuple[str, ...] = (sys.executable, "-P", "-m", "cacheaware_engine")
     sidecar: tuple[str, ...] = (sys.executable, "-P", "-m", "cacheaware_sidecar")
+    vllm: tuple[str, ...] = (sys.executable, "-P", "-m", "cacheaware_engine.vllm_plugin.launch")
+    vllm_python: str = sys.executable  # the one that has vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ class LocalFleet:
         engine = self._part(
             PartName.ENGINE,
             place,
-            self._machine.programs.engine + self._engine_arguments(plan.engine, place, len(plan.replicas)),
+            self._engine_command(plan.engine, place, len(plan.replicas)),
             commands.engine_environment(plan.engine, self._machine.environment),
             lambda: engine_health(self._session, place.engine_url),
         )
@@ -200,11 +203,14 @@ class LocalFleet:
             secrets_dir=folder.secrets,
         )
 
-    def _engine_arguments(self, engine: EnginePlan, place: ReplicaPlace, replicas: int) -> tuple[str, ...]:
+    def _engine_command(self, engine: EnginePlan, place: ReplicaPlace, replicas: int) -> tuple[str, ...]:
+        programs = self._machine.programs
         if self._machine.model_folder is not None:
             engine = dataclasses.replace(engine, model=str(self._machine.model_folder))
+        if engine.type is EngineType.VLLM:
+            return programs.vllm + commands.vllm_arguments(engine, place, programs.vllm_python)
         threads = commands.threads_per_engine(self._machine.cores, replicas)
-        return commands.engine_arguments(engine, place, threads)
+        return programs.engine + commands.engine_arguments(engine, place, threads)
 
     def _part(
         self,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from cacheaware_api import wire
 from cacheaware_api.objects import PoolFile
-from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, KVCacheDtype
+from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, EngineType, KVCacheDtype
 from cacheaware_operator.fleet import Snapshot
 from cacheaware_operator.view import build_view, shares_in_force
 
@@ -46,6 +46,7 @@ class Wanted:
 class EnginePlan:
     """What an engine is started with. None of it can change while it runs."""
 
+    type: EngineType
     model: str  # source, or the folder that it was fetched to
     served_model_name: str
     max_model_len: int | None
@@ -109,6 +110,7 @@ def numbered(view: wire.View, snapshot: Snapshot) -> wire.View:
 def plan_engine(spec: CacheAwarePoolSpec) -> EnginePlan:
     engine = spec.engine
     return EnginePlan(
+        type=engine.type,
         model=spec.model.source,
         served_model_name=spec.model.name,
         max_model_len=spec.model.max_model_len,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cacheaware_api import durations
-from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, EngineType, KVCacheDtype, RebalancingMode
+from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, EngineType, KVCacheDtype
 
 
 def not_built_yet(spec: CacheAwarePoolSpec) -> list[str]:
@@ -19,12 +19,10 @@ def not_built_yet(spec: CacheAwarePoolSpec) -> list[str]:
 
 def not_built_in_a_cluster(spec: CacheAwarePoolSpec) -> list[str]:
     """The same for pods."""
-    return [*_of_every_fleet(spec), *_of_a_plain_vllm(spec)]
+    return list(_of_every_fleet(spec))
 
 
 def _of_local_processes(spec: CacheAwarePoolSpec) -> Iterator[str]:
-    if spec.engine.type is EngineType.VLLM:
-        yield "spec.engine.type: VLLM on one machine is not built yet: use Torch, or a cluster"
     if spec.model.source.startswith("pvc://"):
         yield "spec.model.source: pvc:// is not built yet: use file:///path, pypi://package or hf://org/repo"
     for index, variable in enumerate(spec.engine.env):
@@ -40,14 +38,6 @@ def _of_every_fleet(spec: CacheAwarePoolSpec) -> Iterator[str]:
         where = f"spec.tiers[{index}] ({tier.name})"
         if durations.milliseconds(tier.batching_window) > 0:
             yield f'{where}.batchingWindow: holding requests is not built yet: use "0s", or leave it out'
-
-
-def _of_a_plain_vllm(spec: CacheAwarePoolSpec) -> Iterator[str]:
-    if spec.engine.type is not EngineType.VLLM:
-        return
-    mode = spec.effective_rebalancing.mode
-    if mode is not RebalancingMode.OFF:  # nobody would keep to the shares that it moves
-        yield f'spec.rebalancing.mode: {mode} with VLLM is not built yet: write mode: "Off", or leave rebalancing out'
 
 
 def cluster_only(spec: CacheAwarePoolSpec) -> list[str]:

@@ -19,7 +19,6 @@ def with_field(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "begins"),
     [
-        pytest.param("engine.type", "VLLM", "spec.engine.type: VLLM", id="vllm on one machine"),
         pytest.param("engine.kvCache.dtype", "INT8", "spec.engine.kvCache.dtype: INT8", id="int8"),
         pytest.param("engine.kvCache.dtype", "FP8", "spec.engine.kvCache.dtype: FP8", id="fp8"),
         pytest.param("model.source", "pvc://models/tiny", "spec.model.source: pvc://", id="volume"),
@@ -108,14 +107,12 @@ def test_a_cluster_does_what_one_machine_cannot(
     [
         pytest.param("tiers.0.batchingWindow", "5ms", id="window"),
         pytest.param("engine", {"type": "Torch", "kvCache": {"dtype": "INT8"}}, id="dtype"),
-        pytest.param("rebalancing", {"mode": "DryRun"}, id="rebalancing"),
     ],
 )
 def test_what_is_built_nowhere_is_refused_in_a_cluster_too(
     make_wanted: Callable[..., Wanted], spec: dict[str, Any], path: str, value: Any
 ) -> None:
-    engine = "VLLM" if path == "rebalancing" else "Torch"  # a plain vLLM keeps to no share, so none can move
-    wanted = make_wanted(with_field(spec | {"engine": {"type": engine}}, path, value))
+    wanted = make_wanted(with_field(spec | {"engine": {"type": "Torch"}}, path, value))
     (sentence,) = not_built_in_a_cluster(wanted.spec)
     assert path.rsplit(".", 1)[-1] in sentence
     assert "not built yet" in sentence

@@ -36,10 +36,12 @@ VIEW_VOLUME = "cacheaware-view"
 SECRETS_VOLUME = "cacheaware-secrets"
 SCRATCH_VOLUME = "cacheaware-scratch"
 SHARED_MEMORY_VOLUME = "cacheaware-shm"
+PLUGIN_VOLUME = "cacheaware-plugin"
 
 ENGINE_CONTAINER = "engine"
 SIDECAR_CONTAINER = "sidecar"
 MODEL_CONTAINER = "model"
+PLUGIN_CONTAINER = "plugin"
 
 # -- objects ----------------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,9 @@ def build_pod_template(wanted: Wanted, engine: EnginePlan, images: Images) -> Ku
     if reasons := tuple(author_template.clashes(template, own_mounts)):
         raise PodRefused(reasons)
     engine_container["volumeMounts"] += [plain(mount) for mount in template.volume_mounts]
-    fetch = [] if model.fetch is None else [_fetch(spec, model.fetch, images)]
+    before = [] if model.fetch is None else [_fetch(spec, model.fetch, images)]
+    if spec.engine.type is EngineType.VLLM:
+        before.append(vllm.plugin_container(images.engine, _CONTAINER_SECURITY))
     return {
         "metadata": author_template.pod_metadata(template, names.labels(wanted.name)),
         "spec": {
@@ -72,7 +74,7 @@ def build_pod_template(wanted: Wanted, engine: EnginePlan, images: Images) -> Ku
             "terminationGracePeriodSeconds": grace,
             "securityContext": author_template.security_context(template, _POD_SECURITY),
             # The sidecar first: while a model is fetched and loaded it already tells what the pod waits for.
-            "initContainers": [_sidecar(wanted, images, grace), *fetch],
+            "initContainers": [_sidecar(wanted, images, grace), *before],
             "containers": [engine_container],
             "volumes": [*_volumes(wanted), *model.volumes, *(dict(volume) for volume in template.volumes)],
         },
@@ -85,10 +87,11 @@ def build_pod_template(wanted: Wanted, engine: EnginePlan, images: Images) -> Ku
 def _engine(wanted: Wanted, engine: EnginePlan, model: ModelFiles, images: Images, grace: int) -> KubernetesObject:
     spec = wanted.spec
     mounts = [_RUN, _SCRATCH, *model.mounts]
+    plugin_environment = vllm.ENVIRONMENT if spec.engine.type is EngineType.VLLM else {}
     if spec.engine.type is EngineType.VLLM:
         command, arguments = vllm.COMMAND, vllm.vllm_arguments(engine, model)
         health = probes.vllm_probes()
-        mounts.append(_SHARED_MEMORY)
+        mounts += [_SHARED_MEMORY, vllm.MOUNT]
     else:
         command = ("python", "-m", "cacheaware_engine")
         # When it is told to end, the hooks have waited for its requests already.
@@ -101,7 +104,7 @@ def _engine(wanted: Wanted, engine: EnginePlan, model: ModelFiles, images: Image
         "image": images.of_engine(spec),
         "command": list(command),
         "args": [_literal(argument) for argument in arguments],
-        "env": _engine_env(spec, {**_ENVIRONMENT, **model.environment}),
+        "env": _engine_env(spec, {**_ENVIRONMENT, **model.environment, **plugin_environment}),
         "resources": _resources(spec),
         "securityContext": _CONTAINER_SECURITY,
         "volumeMounts": mounts,
@@ -111,13 +114,7 @@ def _engine(wanted: Wanted, engine: EnginePlan, model: ModelFiles, images: Image
 
 
 def _sidecar(wanted: Wanted, images: Images, grace: int) -> KubernetesObject:
-    estimate_only = wanted.spec.engine.type is EngineType.VLLM
-    arguments = [
-        *commands.sidecar_arguments(place(wanted.name), estimate_only=estimate_only),
-        f"--drain-timeout={probes.drain_seconds(grace)}",
-    ]
-    if estimate_only:
-        arguments.append(f"--engine-slots={vllm.most_sequences(wanted.spec.engine.args)}")
+    arguments = [*commands.sidecar_arguments(place(wanted.name)), f"--drain-timeout={probes.drain_seconds(grace)}"]
     return {
         "name": names.SIDECAR_CONTAINER,
         "restartPolicy": "Always",  # what makes it a sidecar
@@ -220,5 +217,5 @@ def _volumes(wanted: Wanted) -> list[KubernetesObject]:
         },
     ]
     if wanted.spec.engine.type is EngineType.VLLM:
-        volumes.append({"name": names.SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}})
+        volumes += [{"name": names.SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}}, vllm.VOLUME]
     return volumes

@@ -242,38 +242,36 @@ class TestVLLM:
             "--kv-cache-dtype": "fp8",
             "--kv-cache-memory-bytes": str(2**30),
             "--max-model-len": "2048",
-            "--max-num-seqs": "256",
             "--scheduling-policy": "priority",
             "--enable-prefix-caching": "",
             "--enable-prompt-tokens-details": "",
             "--tensor-parallel-size": "2",
+            "--scheduler-cls": "cacheaware_engine.vllm_plugin.entry.Scheduler",
         }
-        assert pool.engine["args"][-1] == "--tensor-parallel-size=2"
 
-    @pytest.mark.parametrize(
-        ("arguments", "most"),
-        [
-            pytest.param([], 256, id="not said"),
-            pytest.param(["--max-num-seqs=128"], 128, id="one word"),
-            pytest.param(["--max_num_seqs", "64", "--dtype=auto"], 64, id="two words, and vLLM's other spelling"),
-            pytest.param(["--max-num-seqs=8", "--max-num-seqs=16"], 16, id="the last one counts"),
-            pytest.param(["--max-num-seqs=many"], 256, id="no number: vLLM will say so"),
-        ],
-    )
-    def test_the_sidecar_estimates_and_sends_no_more_than_it_runs(
-        self, build_pool: BuildPool, arguments: list[str], most: int
-    ) -> None:
-        pool = build_pool(engine={**VLLM, "args": arguments})
-        given = flags(pool.sidecar)
-        assert given["--estimate-only"] == ""
-        assert "--kv-socket" not in given
-        assert given["--engine-slots"] == str(most)
-        assert "--max-num-seqs=256" in pool.engine["args"]
+    def test_the_plugin_is_copied_from_our_image_to_where_the_unmodified_one_looks(self, build_pool: BuildPool) -> None:
+        pool = build_pool(engine={**VLLM, "image": "example.test/vllm:1"})
+        *_, plugin = pool.template["spec"]["initContainers"]
+        assert plugin["name"] == "plugin"
+        assert plugin["image"] != pool.engine["image"] == "example.test/vllm:1"
+        assert plugin["command"] == ["python", "-m", "cacheaware_engine.vllm_plugin.install"]
+        (folder,) = plugin["args"]
+        assert plugin["volumeMounts"] == [{"name": "cacheaware-plugin", "mountPath": folder}]
+        assert {"name": "cacheaware-plugin", "mountPath": folder, "readOnly": True} in pool.engine["volumeMounts"]
+        assert pool.volume("cacheaware-plugin")["emptyDir"] == {}
+        environment = {each["name"]: each["value"] for each in pool.engine["env"]}
+        assert environment["PYTHONPATH"] == folder
 
-    def test_the_sidecar_of_a_torch_engine_asks_it(self, build_pool: BuildPool) -> None:
-        given = flags(build_pool().sidecar)
-        assert "--kv-socket" in given
-        assert not {"--estimate-only", "--engine-slots"} & given.keys()
+    def test_the_plugin_serves_the_socket_that_the_sidecar_asks(self, build_pool: BuildPool) -> None:
+        pool = build_pool(engine=VLLM)
+        environment = {each["name"]: each["value"] for each in pool.engine["env"]}
+        assert environment["CACHEAWARE_KV_SOCKET"] == flags(pool.sidecar)["--kv-socket"]
+        assert "--estimate-only" not in flags(pool.sidecar)
+
+    def test_a_torch_engine_needs_no_plugin(self, build_pool: BuildPool) -> None:
+        pool = build_pool()
+        assert [each["name"] for each in pool.template["spec"]["initContainers"]] == ["sidecar"]
+        assert not [each for each in pool.engine["volumeMounts"] if each["name"] == "cacheaware-plugin"]
 
     def test_its_processes_share_memory(self, build_pool: BuildPool) -> None:
         pool = build_pool(engine=VLLM)
@@ -316,11 +314,13 @@ class TestModelSources:
             engine={**engine, "resources": {"requests": {"memory": "8Gi"}, **GPU}, "image": "example.test/mine:2"},
             model={"source": "pypi://a-model@1.2"},
         )
-        _, fetch = pool.template["spec"]["initContainers"]
+        _, fetch, *_ = pool.template["spec"]["initContainers"]
         assert fetch["command"] == ["python", "-m", "cacheaware_engine.fetch_model"]
         assert "restartPolicy" not in fetch
         assert fetch["image"] == ("example.test/engine:1" if engine else "example.test/mine:2"), "vLLM's has no fetcher"
-        assert fetch["env"] == pool.engine["env"], "an index or a proxy is named there"
+        own = ("PYTHONPATH", "CACHEAWARE_KV_SOCKET")  # what vLLM is told of the plugin
+        told = [each for each in pool.engine["env"] if each["name"] not in own]
+        assert fetch["env"] == told, "an index or a proxy is named there"
         assert fetch["resources"] == {"requests": {"memory": "8Gi"}, "limits": {}}, "no device is held meanwhile"
         said = flags(fetch)
         assert said["--source"] == "pypi://a-model@1.2"
