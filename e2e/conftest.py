@@ -117,7 +117,8 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[NodeCluster]:
         except Unavailable as reason:
             pytest.skip(str(reason))
         request.config.stash[_NODES] = found
-        save_tiny_model(found.folder / "models" / "tiny", max_position_embeddings=CONTEXT)
+        model = save_tiny_model(found.folder / "models" / "tiny", max_position_embeddings=CONTEXT)
+        (model / "model.safetensors").chmod(0o644)  # containers run as another user
         yield found
 
 

@@ -132,7 +132,7 @@ class ServingSpace(Space):
         }
         self.apply(volume, claim, keys)
 
-    def wait_ready(self, name: str = "chat", timeout: float = 120) -> None:
+    def wait_ready(self, name: str = "chat", timeout: float = 180) -> None:
         try:
             self.kubectl_for(timeout, "wait", "--for=condition=Ready", f"--timeout={timeout:.0f}s", f"cap/{name}")
         except AssertionError as error:
