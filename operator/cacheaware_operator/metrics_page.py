@@ -38,16 +38,21 @@ def read_page(text: str) -> dict[str, TierPage]:
     buckets: dict[str, list[tuple[str, float]]] = {}
     pace: dict[str, float] = {}
     for name, labels, value in _SAMPLE.findall(text):
-        found = dict(_LABEL.findall(labels))
-        tier = found.get("tier", "")
+        tier, bound = _tier_and_bound(labels)
         if name == PACE:
             pace[tier] = _number(PACE, tier, value)
         else:
-            buckets.setdefault(tier, []).append((found.get("le", ""), _number(REUSE, tier, value)))
+            buckets.setdefault(tier, []).append((bound, _number(REUSE, tier, value)))
     return {
         tier: TierPage(_counts(tier, buckets[tier]) if tier in buckets else None, pace.get(tier))
         for tier in sorted(buckets.keys() | pace.keys())
     }
+
+
+@functools.lru_cache(maxsize=4096)  # the same on every page: buckets times tiers
+def _tier_and_bound(labels: str) -> tuple[str, str]:
+    found = dict(_LABEL.findall(labels))
+    return found.get("tier", ""), found.get("le", "")
 
 
 def _counts(tier: str, buckets: list[tuple[str, float]]) -> ReuseCounts:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 PAUSED = "cacheaware.dev/paused"  # annotation; "true": the pool is left as it is
 
 # Seconds until the next look. Changes of objects wake a pool at once; these are for what only sidecars know.
-FIGURES_SECONDS = 120.0  # without rebalancing: figures cover five minutes, and a thousand sidecars are to be asked
+FIGURES_SECONDS = 240.0  # without rebalancing: figures cover five minutes, and a thousand sidecars are to be asked
 ACKNOWLEDGED_SECONDS, LONGEST_ACKNOWLEDGED_SECONDS = 0.3, 5.0  # an engine acknowledges a view within a step
 NOT_READY_SECONDS = 10.0
 BLOCKED_SECONDS = 10.0
