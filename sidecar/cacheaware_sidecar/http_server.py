@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
@@ -21,9 +22,12 @@ from cacheaware_sidecar.relay import refusal_response
 
 log = logging.getLogger(__name__)
 
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
 LARGEST_HEADER = 16 * 1024  # bytes of the request line and of one header: a long token, a long trace state
 _MOST_HEADERS = 128
 _BACKLOG = 1024  # connections that wait to be accepted while the loop is busy
+_LINGERING_SECONDS = 5.0  # for the rest of a body that was refused: closing at once could lose the answer on its way
 _CLOSING_SECONDS = 0.25  # for connections that are left after draining
 
 
@@ -40,6 +44,7 @@ class Connection(web.RequestHandler):
             max_line_size=LARGEST_HEADER,
             max_field_size=LARGEST_HEADER,
             max_headers=_MOST_HEADERS,
+            lingering_time=_LINGERING_SECONDS,
         )
         self._head_seconds = head_seconds
         self._head_deadline: asyncio.TimerHandle | None = None
@@ -78,6 +83,11 @@ class Connection(web.RequestHandler):
         response.force_close()
         return response
 
+    def log_exception(self, *args: Any, **named: Any) -> None:
+        """The library's own tracebacks; that the rest of a body was no gzip either is none of them."""
+        if not isinstance(named.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **named)
+
     def _forget_deadline(self) -> None:
         if self._head_deadline is not None:
             self._head_deadline.cancel()
@@ -97,6 +107,20 @@ def _unreadable(exc: BaseException | None, message: str | None) -> BadRequest:
     # The library's first line says what is wrong, the others repeat what was sent.
     problem = (message or "").strip().split("\n", 1)[0].rstrip(" :") or "it makes no sense"
     return BadRequest(f"this is no HTTP/1.1 request that can be read here: {problem}")
+
+
+def _in_openais_shape(handler: Handler) -> Handler:
+    """The refusals of the library itself, an unknown Expect for one, before any handler of ours was asked."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            body = error_body(error.text or error.reason, "invalid_request_error", str(Reason.BAD_REQUEST))
+            headers = {"x-cacheaware-reason": str(Reason.BAD_REQUEST)}
+            return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
+
+    return handle
 
 
 def _bare(refusal: BadRequest) -> bytes:
@@ -120,6 +144,7 @@ async def listening(app: web.Application, host: str, port: int, *, head_seconds:
     try:
         server, loop = runner.server, asyncio.get_running_loop()
         assert server is not None, "it exists between setup and cleanup"
+        server.request_handler = _in_openais_shape(server.request_handler)
         sockets = await loop.create_server(
             lambda: Connection(server, loop=loop, head_seconds=head_seconds), host, port, backlog=_BACKLOG
         )

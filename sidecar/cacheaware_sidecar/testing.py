@@ -155,7 +155,11 @@ class StubEngine:
         self.tokenized.append(body)
         if self.counts_tokens_as is not None:
             return web.json_response({"count": self.counts_tokens_as, "max_model_len": 4096, "tokens": []})
-        return web.json_response({"tokens": list(body["prompt"].encode()), "count": len(body["prompt"])})
+        if not isinstance(body.get("prompt"), str):
+            return web.json_response({"error": {"message": "prompt must be a string"}}, status=400)
+        return web.json_response(
+            {"tokens": list(body["prompt"].encode("utf-8", "replace")), "count": len(body["prompt"])}
+        )
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()

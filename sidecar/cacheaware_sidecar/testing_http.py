@@ -31,6 +31,12 @@ class RawAnswer:
         return self.data.partition(b"\r\n\r\n")[2]
 
     @property
+    def whole(self) -> bool:
+        """All of it came, as far as its own length tells."""
+        _, found, rest = self.head.partition("\r\ncontent-length: ")
+        return self.closed or (bool(found) and len(self.body) >= int(rest.partition("\r\n")[0]))
+
+    @property
     def error(self) -> dict[str, Any]:
         """OpenAI's error object; fails for any other answer."""
         error: dict[str, Any] = json.loads(self.body)["error"]
