@@ -156,7 +156,64 @@ class Vllm:
         return None
 
 
-SUBJECTS = {"ours": Ours, "vllm": Vllm}
+class Transformers:
+    """transformers' continuous batching, its loop driven step by step instead of on a thread."""
+
+    def __init__(self, model: Path, threads: int, settings: Mapping[str, str]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+        torch.set_num_threads(threads)
+        network = AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32, attn_implementation="sdpa")
+        self._manager = network.eval().init_continuous_batching(
+            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=16),
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=32,
+                num_blocks=KV_TOKENS // 32,
+                max_batch_tokens=int(settings.get("max_num_batched_tokens", 512)),
+                max_requests_per_batch=32,
+                use_async_batching=False,
+                use_cuda_graph=False,
+            ),
+        )
+        self._processor = self._manager.batch_processor = self._manager._create_batch_processor()
+        self._manager.current_batch = 0
+        self._lengths: dict[str, int] = {}
+        self._number = 0
+
+    def add(self, request: int, prompt: Sequence[int], max_tokens: int) -> None:
+        self._number += 1
+        name = f"{request}-{self._number}"
+        self._lengths[name] = 0
+        self._manager.add_request(list(prompt), request_id=name, max_new_tokens=max_tokens, streaming=True)
+
+    def step(self) -> list[int]:
+        import torch
+
+        with torch.inference_mode():
+            if self._processor.prepare_next_batch():
+                self._manager._generation_step()
+                self._processor.update_batch()
+        got = []
+        while (output := self._manager.get_result(timeout=0.0)) is not None:
+            if len(output.generated_tokens) > self._lengths.get(output.request_id, 2**30):
+                self._lengths[output.request_id] = len(output.generated_tokens)
+                got.append(int(output.request_id.split("-")[0]))
+            if output.is_finished():
+                self._lengths.pop(output.request_id, None)
+        return got
+
+    def abort_all(self) -> None:
+        for name in self._lengths:
+            self._manager.cancel_request(name)
+        self._lengths.clear()
+        self.step()
+
+    def kv_tokens_read(self) -> tuple[int, int] | None:
+        return None
+
+
+SUBJECTS = {"ours": Ours, "vllm": Vllm, "transformers": Transformers}
 
 
 def main(arguments: Sequence[str]) -> None:

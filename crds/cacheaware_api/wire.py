@@ -272,6 +272,25 @@ class Ledger:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class GroupHint:
+    """Blocks that a group is expected to need beyond those it holds, and for how long that is to be believed."""
+
+    expected_blocks: int
+    ttl_s: float
+
+    def __post_init__(self) -> None:
+        _at_least(self.expected_blocks, 0, "expected_blocks")
+        _at_least(self.ttl_s, 0, "ttl_s")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hints:
+    """`PUT /kv/hints`: by the id that requests carry as `cacheaware_group`."""
+
+    groups: Mapping[str, GroupHint]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StepGroup:
     size: int
     prefix_tokens: int

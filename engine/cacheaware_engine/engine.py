@@ -42,6 +42,8 @@ from .step_reports import StepTotals, query_context
 
 log = logging.getLogger(__name__)
 
+LAYOUT_EVERY_S = 1.0  # how blocks lie is for metrics, and costs a look at each table
+
 _Delivery = tuple[RequestState, list[Delta], Exception | None]
 
 
@@ -80,6 +82,8 @@ class Engine:
         self._internal_ids = request_ids()
         self._prewarming: set[RequestId] = set()
         self.totals = StepTotals()
+        self.layout = pool.layout()
+        self._layout_read = clock()
 
     @property
     def busy(self) -> bool:
@@ -121,6 +125,7 @@ class Engine:
             # The last token is never computed: nothing comes after it.
             max_blocks=-(-(length + generation.max_tokens - 1) // block_size),
             prompt_blocks=length // block_size,
+            group=submission.group,
             prompt_tokens=length,
         )
         state = RequestState(submission, blocks, sequences, outbox, self._clock())
@@ -149,6 +154,10 @@ class Engine:
     def set_quotas(self, quotas: wire.Quotas) -> wire.Ledger:
         self._pool.set_quotas(quotas)
         return self._pool.ledger()
+
+    def set_hints(self, hints: wire.Hints) -> Mapping[str, int]:
+        """Blocks that are set aside now, by group."""
+        return self._pool.set_hints(hints)
 
     def set_public(self, prefixes: Mapping[str, Sequence[int]]) -> wire.Ledger:
         """Make these token prefixes public and compute what of them is not resident yet, in the steps to come."""
@@ -182,6 +191,8 @@ class Engine:
         deliveries = self._account(step)
         if step.work:
             deliveries += self._compute(step, started)
+        if self._clock() - self._layout_read >= LAYOUT_EVERY_S:
+            self._read_layout()
         before_delivery()
         # What scheduling ended and what was sampled may be of one request, which must hear of its end last.
         merged: dict[RequestId, _Delivery] = {}
@@ -191,6 +202,10 @@ class Engine:
         for state, deltas, error in merged.values():
             self._deliver(state, deltas, error)
         return bool(step.work)
+
+    def _read_layout(self) -> None:
+        self._layout_read = self._clock()
+        self.layout = self._pool.layout(self._scheduler.computed_tokens)
 
     def _compute(self, step: Step, started: float) -> list[_Delivery]:
         output = self._runner.forward(
@@ -207,11 +222,13 @@ class Engine:
         for copy in self._scheduler.complete(step):
             self._runner.copy_block(copy.source, copy.target)
         deliveries = self._sample(step, output)
+        self._metrics.step(read=output.kv_bytes_read, unique=output.unique_kv_bytes, in_place=output.kv_bytes_in_place)
         self.totals = self.totals.plus(
             tokens=sum(work.end - work.start for work in step.work),
             query_context=sum(query_context(work.start, work.end) for work in step.work),
             kv_bytes_read=output.kv_bytes_read,
             unique_kv_bytes=output.unique_kv_bytes,
+            groups=tuple(wire.StepGroup(group.members, group.tokens, cascade=True) for group in output.groups),
             seconds=self._clock() - started,
         )
         return deliveries

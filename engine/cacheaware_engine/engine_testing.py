@@ -96,7 +96,7 @@ class SteppedEngine:
             metrics=self.metrics,
             **engine_arguments,
         )
-        self.metrics.follow(self.engine.ledger)
+        self.metrics.follow(self.engine.ledger, lambda: self.engine.layout)
         self._count = 0
 
     def submit(

@@ -26,6 +26,7 @@ from .requests import RequestId, Submission
 from .step_reports import StepTotals
 
 if TYPE_CHECKING:
+    from .blocks import Layout
     from .engine import Engine  # it loads torch; the servers answer before that is done
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,11 @@ class EngineThread:
         self.ledger: Ledger = engine.ledger()
         self.totals: StepTotals = engine.totals
         self._told: StepTotals = engine.totals  # what followers have heard of
+
+    @property
+    def layout(self) -> Layout:
+        """How blocks lie, at most a second ago while steps run."""
+        return self._engine.layout
 
     # -- for the event loop -------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from cacheaware_api.wire import PublicPrefix, PublicPrefixes, Quotas, WireError, from_json, to_json
+from cacheaware_api.wire import Hints, PublicPrefix, PublicPrefixes, Quotas, WireError, from_json, to_json
 
 from .blocks import QuotaRefused, StaleRevision
 from .chat import Tokenizer
@@ -26,6 +26,7 @@ SERVICE = web.AppKey("service", Service)
 
 REPORTS_PER_SECOND = 20
 MAX_WAIT_S = 60
+MAX_HINTED_GROUPS = 1024
 MAX_BODY_BYTES = 16 * 2**20
 
 
@@ -49,6 +50,7 @@ def create_kv_app(service: Service) -> web.Application:
     app.router.add_get("/kv/ledger", ledger)
     app.router.add_put("/kv/quotas", quotas)
     app.router.add_put("/kv/public", public)
+    app.router.add_put("/kv/hints", hints)
     app.router.add_get("/kv/steps", steps)
     return app
 
@@ -106,6 +108,16 @@ async def public(request: web.Request) -> web.Response:
     except QuotaRefused as error:
         raise DoesNotFit(str(error), param="prefixes", code="quota_refused") from error
     return web.json_response(to_json(applied))
+
+
+async def hints(request: web.Request) -> web.Response:
+    """Blocks are set aside for groups; the answer is how many for each group now."""
+    engine = request.app[SERVICE].running().engine
+    wanted = _message(Hints, load_json(await request.read()))
+    if len(wanted.groups) > MAX_HINTED_GROUPS:
+        raise BadRequest(f"groups: at most {MAX_HINTED_GROUPS}, got {len(wanted.groups)}", param="groups")
+    set_aside = await engine.call(lambda core: core.set_hints(wanted))
+    return web.json_response({"set_aside": dict(set_aside)})
 
 
 async def steps(request: web.Request) -> web.StreamResponse:

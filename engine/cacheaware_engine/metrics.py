@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from cacheaware_api.wire import Ledger
 
+from .blocks import Layout
 from .requests import Finish
 
 FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -36,6 +37,9 @@ class Metrics:
         self._preemptions = self._counter("vllm:num_preemptions", "Times a request lost its blocks and started again.")
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of admitted requests.")
         self._generation = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self._read = self._counter("cacheaware_kv_read_bytes", "Keys and values that attention read.")
+        self._unique = self._counter("cacheaware_kv_unique_bytes", "The same, each stored token once a step.")
+        self._in_place = self._counter("cacheaware_kv_in_place_bytes", "Of those read, bytes that were not copied.")
         self._finished = Counter(
             "vllm:request_success",
             "Ended sequences by reason.",
@@ -54,9 +58,9 @@ class Metrics:
             "vllm:e2e_request_latency_seconds", "From arrival to the end of a request.", WHOLE_BUCKETS
         )
 
-    def follow(self, ledger: Callable[[], Ledger]) -> None:
-        """From now on there is a ledger to read gauges from."""
-        self._gauges.ledger = ledger
+    def follow(self, ledger: Callable[[], Ledger], layout: Callable[[], Layout]) -> None:
+        """From now on there is a ledger to read gauges from, and how its blocks lie."""
+        self._gauges.ledger, self._gauges.layout = ledger, layout
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
@@ -70,6 +74,12 @@ class Metrics:
 
     def preempted(self, requests: int) -> None:
         self._preemptions.inc(requests)
+
+    def step(self, *, read: int, unique: int, in_place: int) -> None:
+        """A step's attention has read so many bytes of stored keys and values."""
+        self._read.inc(read)
+        self._unique.inc(unique)
+        self._in_place.inc(in_place)
 
     def first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
@@ -99,19 +109,36 @@ class _LedgerGauges(Collector):
     def __init__(self, model_name: str, cache_dtype: str) -> None:
         self._model_name, self._cache_dtype = model_name, cache_dtype
         self.ledger: Callable[[], Ledger] | None = None
+        self.layout: Callable[[], Layout] | None = None
 
     def describe(self) -> Iterator[Metric]:
         return iter(())  # otherwise registration would collect once, before there is a ledger
 
     def collect(self) -> Iterator[Metric]:
-        if self.ledger is None:
+        if self.ledger is None or self.layout is None:
             return
-        ledger = self.ledger()
+        ledger, layout = self.ledger(), self.layout()
         held = ledger.public.held + sum(tier.held for tier in ledger.tiers.values())
         gauges = (
             ("vllm:num_requests_running", "Requests that hold blocks.", ledger.running),
             ("vllm:num_requests_waiting", "Requests that wait for blocks.", ledger.waiting),
             ("vllm:kv_cache_usage_perc", "Share of blocks held by running requests; 1 is all.", held / ledger.capacity),
+            (
+                "cacheaware_kv_extents_per_sequence",
+                "Stretches of neighbouring blocks that a running sequence lies in, on average; 1 is best.",
+                layout.extents / max(1, layout.sequences),
+            ),
+            (
+                "cacheaware_kv_internal_fragmentation_ratio",
+                "Share of the held blocks' slots without a token.",
+                layout.unused_ratio,
+            ),
+            (
+                "cacheaware_kv_external_fragmentation_ratio",
+                "Share of the free blocks outside the longest free stretch; 0: all free blocks lie side by side.",
+                1 - layout.longest_free / layout.free if layout.free else 0.0,
+            ),
+            ("cacheaware_kv_set_aside_blocks", "Free blocks set aside by hints.", layout.set_aside),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])

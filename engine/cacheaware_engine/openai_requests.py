@@ -66,6 +66,7 @@ class Placement:
     tier: str | None
     salt: bytes
     priority: int
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +344,6 @@ def _placement(fields: Fields) -> Placement:
     if extra is not None and not isinstance(extra, Mapping):
         refuse("vllm_xargs", "an object", extra)
     own = Fields(extra or {}, "vllm_xargs.")
-    own.text("cacheaware_group", 256)  # checked here, used where requests are grouped
     tier = own.text("cacheaware_tier", 63)
     if tier is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", tier):
         refuse("vllm_xargs.cacheaware_tier", "a tier's name (lower-case letters, digits and hyphens)", tier)
@@ -351,4 +351,5 @@ def _placement(fields: Fields) -> Placement:
         tier=tier,
         salt=(fields.text("cache_salt", 1024) or "").encode(),
         priority=fields.integer("priority", 0, -(2**31), 2**31 - 1),
+        group=own.text("cacheaware_group", 256),
     )

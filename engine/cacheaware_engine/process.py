@@ -59,7 +59,7 @@ def attach(service: Service, loaded: LoadedEngine, on_death: Callable[[BaseExcep
     """Start the step loop and let the service use it."""
     engine = EngineThread(loaded.engine, on_death)
     engine.start()
-    service.metrics.follow(lambda: engine.ledger)
+    service.metrics.follow(lambda: engine.ledger, lambda: engine.layout)
     service.loaded(ReadyModel(loaded.tokenizer, engine, loaded.limits, loaded.max_model_len, created=int(time.time())))
     return engine
 

@@ -51,6 +51,8 @@ class Submission:
     """Lower goes first among requests that arrived for the same step."""
     first_index: int = 0
     """What its first sequence is called in deltas: one call may be several submissions into one outbox."""
+    group: str | None = None
+    """Whose hints its blocks follow."""
     label: str = ""
     """The caller's own id, for logs; ids that decide anything are ours."""
 

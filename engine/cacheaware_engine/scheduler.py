@@ -72,6 +72,13 @@ class Scheduler:
         """Live requests, oldest submission first."""
         return tuple(self._states.values())
 
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of running sequences that have keys and values in blocks."""
+        return sum(
+            sequence.computed for state in self._running() for sequence in state.sequences if sequence.finish is None
+        )
+
     def get(self, request_id: RequestId) -> RequestState | None:
         return self._states.get(request_id)
 

@@ -153,6 +153,7 @@ class Service:
             ),
             salt=wanted.placement.salt,
             priority=wanted.placement.priority,
+            group=wanted.placement.group,
             first_index=first_index,
             label=label,
         )

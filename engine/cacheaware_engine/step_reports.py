@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cacheaware_api.wire import StepReport
+from cacheaware_api.wire import StepGroup, StepReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,18 @@ class StepTotals:
     kv_bytes_read: int = 0
     unique_kv_bytes: int = 0
     step_seconds: float = 0.0
+    groups: tuple[StepGroup, ...] = ()
+    """Who read a prefix together in the last step."""
 
     def plus(
-        self, *, tokens: int, query_context: int, kv_bytes_read: int, unique_kv_bytes: int, seconds: float
+        self,
+        *,
+        tokens: int,
+        query_context: int,
+        kv_bytes_read: int,
+        unique_kv_bytes: int,
+        seconds: float,
+        groups: tuple[StepGroup, ...] = (),
     ) -> StepTotals:
         return StepTotals(
             self.steps + 1,
@@ -28,6 +37,7 @@ class StepTotals:
             self.kv_bytes_read + kv_bytes_read,
             self.unique_kv_bytes + unique_kv_bytes,
             self.step_seconds + seconds,
+            groups,
         )
 
     def since(self, earlier: StepTotals) -> StepReport:
@@ -38,6 +48,7 @@ class StepTotals:
             kv_bytes_read=self.kv_bytes_read - earlier.kv_bytes_read,
             unique_kv_bytes=self.unique_kv_bytes - earlier.unique_kv_bytes,
             step_seconds=self.step_seconds - earlier.step_seconds,
+            groups=self.groups,
         )
 
 

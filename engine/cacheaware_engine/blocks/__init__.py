@@ -7,7 +7,7 @@ The Torch engine, the vLLM plugin and the replay all run this package. Start at 
 from .errors import BlockPoolError, NeverFits, QuotaRefused, StaleRevision, UnknownTier
 from .keys import KEY_ALGORITHM, ROOT, BlockId, BlockKey, block_keys, next_key
 from .owners import PUBLIC
-from .pool import BlockPool
+from .pool import BlockPool, Layout
 from .requests import Admission, Admitted, Ended, Grown, Growth, Request, Stage, Waiting, WaitReason, Yielded
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Ended",
     "Grown",
     "Growth",
+    "Layout",
     "NeverFits",
     "QuotaRefused",
     "Request",

@@ -27,7 +27,7 @@ def check(books: Books) -> None:
 def _check_blocks(books: Books, blocks: list[Block]) -> None:
     residents = books.residents
     assert residents._undo is None, "an admission was left half done"
-    ids = sorted([block.id for block in blocks] + residents.free_ids())
+    ids = sorted([block.id for block in blocks] + residents.free_blocks.ids())
     assert ids == list(range(books.capacity)), "every block is in use once or free once"
     named = {block.key: block for block in blocks if block.key is not None}
     assert named == residents.index, "the index holds exactly the full blocks, one for each key"

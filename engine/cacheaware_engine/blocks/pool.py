@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 from cacheaware_api import wire
 
@@ -28,6 +30,20 @@ from .owners import Account, most_an_account_can_hold
 from .requests import Admission, Admitted, Ended, Grown, Growth, Request, Stage, Waiting, WaitReason, Yielded
 from .residents import Block
 from .victims import Ask
+
+HINTED_PART = 10  # hints set aside at most one block in so many
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the blocks of running sequences and the free ones lie."""
+
+    sequences: int
+    extents: int  # stretches of neighbouring blocks, over all sequences
+    free: int
+    longest_free: int
+    set_aside: int
+    unused_ratio: float = 0.0  # part of the held blocks' slots that hold no token yet
 
 
 class BlockPool:
@@ -167,6 +183,34 @@ class BlockPool:
         self._books.trim()
         self.sequence += 1
 
+    def set_hints(self, hints: wire.Hints) -> Mapping[str, int]:
+        """Set blocks aside for groups that are expected to grow, at most a tenth of all; the blocks of each now.
+
+        A hint replaces the group's last one; 0 blocks takes it back. Nobody is charged and nothing is evicted: it is
+        an order of free blocks.
+        """
+        self._read_clock()
+        free = self._books.residents.free_blocks
+        for group, hint in hints.groups.items():
+            others = sum(blocks for name, blocks in free.set_aside.items() if name != group)
+            room = max(0, self.capacity // HINTED_PART - others)
+            free.reserve(group, min(hint.expected_blocks, room), self._books.residents.now + hint.ttl_s)
+        return free.set_aside
+
+    def layout(self, tokens: int | None = None) -> Layout:
+        """How blocks lie, if running sequences have computed so many tokens: for metrics. O(blocks held)."""
+        tables = [table for request in self._books.running for table in request.tables if table]
+        slots = sum(map(len, tables)) * self.block_size
+        free = self._books.residents.free_blocks
+        return Layout(
+            sequences=len(tables),
+            extents=sum(1 + sum(after != block + 1 for block, after in pairwise(table)) for table in tables),
+            free=len(free),
+            longest_free=free.longest,
+            set_aside=sum(free.set_aside.values()),
+            unused_ratio=1 - tokens / slots if tokens is not None and slots else 0.0,
+        )
+
     # -- a request's life ---------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
@@ -244,7 +288,7 @@ class BlockPool:
         ask = Ask(tier, number_of(request), growth=True, entitled=True, any_cached=True)
         preempted: list[Request] = []
         if self._books.make_room(ask, preempted):
-            block = self._books.residents.allocate(tier, len(table), request, 1, tier)
+            block = self._books.residents.allocate(tier, len(table), request, 1, tier, after=table[-1])
             table.append(block.id)
             return Grown(block.id, preempted)
         at_limit = tier.used >= tier.limit
@@ -341,7 +385,8 @@ class BlockPool:
         for depth in range(len(lead), form.lead):
             owner = self._books.public if public_left else tier
             public_left -= owner is self._books.public and tier is not self._books.public
-            shared = self._allocate(request, ask, owner, depth, len(form.live), preempted)
+            after, more = (lead[-1] if lead else None), form.lead - depth
+            shared = self._allocate(request, ask, owner, depth, len(form.live), preempted, after, more)
             if shared is None:
                 return None
             lead.append(shared.id)
@@ -349,20 +394,30 @@ class BlockPool:
         for index in form.live:
             tables[index] = lead + [block.id for block in change.tails[index]]
             for depth in range(len(tables[index]), form.widths[index]):
-                own = self._allocate(request, ask, tier, depth, 1, preempted)
+                table = tables[index]
+                after, more = (table[-1] if table else None), form.widths[index] - depth
+                own = self._allocate(request, ask, tier, depth, 1, preempted, after, more)
                 if own is None:
                     return None
                 tables[index].append(own.id)
         return tables
 
     def _allocate(
-        self, request: Request, ask: Ask, owner: Account, depth: int, sequences: int, preempted: list[Request]
+        self,
+        request: Request,
+        ask: Ask,
+        owner: Account,
+        depth: int,
+        sequences: int,
+        preempted: list[Request],
+        after: BlockId | None,
+        more: int,
     ) -> Block | None:
         if owner is self._books.public and owner is not ask.account and not self._books.public_has_room():
             return None
         if not self._books.make_room(ask, preempted, charged=owner):
             return None
-        return self._books.residents.allocate(owner, depth, request, sequences, ask.account)
+        return self._books.residents.allocate(owner, depth, request, sequences, ask.account, after, more)
 
     def _start(self, request: Request, tier: Account, tables: Mapping[int, list[BlockId]], hits: list[int]) -> None:
         self._books.start(request, tables)

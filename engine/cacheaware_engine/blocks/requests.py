@@ -30,6 +30,7 @@ class Request:
     blocks: list[int]  # per sequence: blocks that its tokens so far need
     max_blocks: int  # most blocks a sequence can ever need
     prompt_blocks: int = 0  # leading blocks that all sequences share physically: the full ones of the prompt
+    group: str | None = None  # whose set-aside blocks it may take first
     prompt_tokens: int | None = None  # for the counters of hits; absent: as many as the first sequence's blocks hold
 
     tables: list[list[BlockId]] = field(init=False)  # per sequence, while running

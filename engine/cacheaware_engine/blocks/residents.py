@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 
+from .free_blocks import FreeBlocks
 from .heaps import BlockHeap, Order
 from .keys import BlockId, BlockKey
 from .owners import Account
@@ -65,7 +66,7 @@ class Residents:
         self.lapsed_leaves = BlockHeap()
         self.expiries = BlockHeap()  # blocks whose retention runs
         self._blocks: list[Block | None] = [None] * capacity
-        self._free = [BlockId(index) for index in range(capacity - 1, -1, -1)]
+        self.free_blocks = FreeBlocks(capacity)
         self._serial = 0
         self._undo: list[Callable[[], None]] | None = None
 
@@ -73,7 +74,7 @@ class Residents:
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self.free_blocks)
 
     def at(self, block_id: BlockId) -> Block:
         block = self._blocks[block_id]
@@ -86,9 +87,6 @@ class Residents:
 
     def blocks(self) -> Iterable[Block]:
         return (block for block in self._blocks if block is not None)
-
-    def free_ids(self) -> list[BlockId]:
-        return list(self._free)
 
     def path(self, keys: Iterable[BlockKey]) -> list[Block]:
         """The resident blocks of the longest known beginning of a chain of keys."""
@@ -105,6 +103,7 @@ class Residents:
     def advance(self, now: float) -> bool:
         """It is `now`: blocks whose retention ended lapse. Says whether any did. A clock that steps back is ignored."""
         self.now = max(self.now, now)
+        self.free_blocks.expire(self.now)
         lapsed = False
         while (order := self.expiries.first_order()) is not None and order[0] <= self.now:
             block = self.expiries.first()
@@ -143,9 +142,21 @@ class Residents:
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, owner: Account, depth: int, request: Request, sequences: int, tier: Account) -> Block:
-        """A fresh block, charged to `owner` and held by `sequences` of the request, which is of `tier`."""
-        block_id = self._free.pop()
+    def allocate(
+        self,
+        owner: Account,
+        depth: int,
+        request: Request,
+        sequences: int,
+        tier: Account,
+        after: BlockId | None = None,
+        more: int = 1,
+    ) -> Block:
+        """A fresh block, charged to `owner` and held by `sequences` of the request, which is of `tier`.
+
+        It is the one behind `after` if that is free; so many `more` will follow it.
+        """
+        block_id = self.free_blocks.take(after, more, request.group)
         self._serial += 1
         block = Block(block_id, self._serial, depth, owner, self.now)
         block.holders[request] = sequences
@@ -156,7 +167,7 @@ class Residents:
         def undo() -> None:
             self._leave(block)
             self._blocks[block_id] = None
-            self._free.append(block_id)
+            self.free_blocks.give(block_id)
             self._serial -= 1
 
         self.log(undo)
@@ -200,16 +211,15 @@ class Residents:
         assert not block.children
         self._leave(block)
         self._blocks[block.id] = None
-        self._free.append(block.id)
+        self.free_blocks.give(block.id)
         if block.key is not None:
             del self.index[block.key]
         if block.parent is not None:
             self._set_child(block.parent, block, present=False)
 
         def undo() -> None:
-            block_id = self._free.pop()
-            assert block_id == block.id
-            self._blocks[block_id] = block
+            self.free_blocks.take_back(block.id)
+            self._blocks[block.id] = block
             if block.key is not None:
                 self.index[block.key] = block
             if block.parent is not None:

