@@ -2,8 +2,9 @@
 
 In order: lapsed cached blocks; cached blocks of the owner furthest over its effective quota; reclaim, which takes
 cached blocks and then running requests from owners over their nominal; the asker's own cached blocks; for growth any
-cached block; the youngest running request that is younger than the asker. Only leaves of the key tree go, the least
-recent first and tail first.
+cached block; the youngest running request that is younger than the asker. Leaves of the key tree go, the least recent
+first and tail first. Where prefixes are shared across tiers, blocks of others may be below all that an owner has: then
+its least recent block goes with them, which are of no use without it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def next_victim(
             return Evict(cached, reclaim=True)
         if request := most_owing(running, tiers, {account: account.used - account.nominal for account in owing}):
             return Preempt(request, reclaim=True)
-    if own := mine.leaves.first():
+    if own := _first_to_go(mine):
         return Evict(own)
     if ask.any_cached and (cached := _least_recent(accounts)):
         return Evict(cached)
@@ -104,19 +105,24 @@ def most_owing(running: Iterable[Request], tiers: Tiers, excess: dict[Account, i
 
 
 def _most_over(asking: Account, accounts: Sequence[Account]) -> Block | None:
-    """The first leaf of the owner furthest over its effective quota; ties go to the less important, then by name."""
+    """What goes first of the owner furthest over its effective quota; ties go to the less important, then by name."""
     worst: tuple[int, float] | None = None
     found: Block | None = None
     for account in accounts:
         over = account.over(asking)
-        if over > 0 and (worst is None or (over, -account.priority) > worst) and (leaf := account.leaves.first()):
-            worst, found = (over, -account.priority), leaf
+        if over > 0 and (worst is None or (over, -account.priority) > worst) and (block := _first_to_go(account)):
+            worst, found = (over, -account.priority), block
     return found
 
 
-def _least_recent(accounts: Iterable[Account]) -> Block | None:
-    leaves = (leaf for account in accounts if (leaf := account.leaves.first()))
-    return min(leaves, key=lambda block: block.order, default=None)
+def _first_to_go(account: Account) -> Block | None:
+    return account.leaves.first() or account.idle.first()
+
+
+def _least_recent(accounts: Sequence[Account]) -> Block | None:
+    leaves = [leaf for account in accounts if (leaf := account.leaves.first())]
+    blocks = leaves or [block for account in accounts if (block := account.idle.first())]
+    return min(blocks, key=lambda block: block.order, default=None)
 
 
 def _youngest(requests: Sequence[Request], number: int) -> Preempt | None:

@@ -438,10 +438,10 @@ class Reference:
             return True
         # 2. the owner furthest over its effective quota
         over = {o: self.used(o) + (o == tier) - self.tiers[o].effective for o in self.owners}
-        owners = [o for o in self.owners if over[o] > 0 and any(block.owner == o for block in leaves)]
+        owners = [o for o in self.owners if over[o] > 0 and any(block.owner == o for block in self.idle())]
         if owners:
             worst = max(owners, key=lambda o: (over[o], -self.tiers[o].priority))
-            oldest = self.oldest(leaves, {worst})
+            oldest = self.oldest(leaves, {worst}) or self.oldest(self.idle(), {worst})
             assert oldest
             self.evict(oldest)
             return True
@@ -451,13 +451,13 @@ class Reference:
         owing = {o: excess for o, excess in owing.items() if excess > 0}
         if below:
             assert owing, "theorem: below its nominal with nothing free, somebody is over"
-            if cached := self.oldest(leaves, owing):
+            if cached := self.oldest(leaves, owing) or self.oldest(self.idle(), owing):
                 self.evict(cached, reclaim=True)
                 return True
             if self.reclaim(owing, preempted):
                 return True
         # 4. its own
-        if own := self.oldest(leaves, {tier}):
+        if own := self.oldest(leaves, {tier}) or self.oldest(self.idle(), {tier}):
             self.evict(own)
             return True
         # 5. any

@@ -333,3 +333,19 @@ def test_the_sequences_of_a_request_are_preempted_together() -> None:
     assert request.tables == [[], [], []]
     assert scene.account("bronze").slots.running == 0
     assert scene.account("bronze").preempted_total == 1
+
+
+# -- where prefixes are shared across tiers ---------------------------------------------------------------------------
+
+
+def test_an_owner_all_of_whose_cached_blocks_lead_to_others_gives_its_least_recent_one_with_what_is_below() -> None:
+    scene = Scene(10, gold={"nominal": 5, "priority": 100}, bronze={"nominal": 5})
+    for letters in ("abcw", "defx"):
+        scene.cache("bronze", letters)
+        scene.cache("gold", letters[:3] + "-")  # hits three of them: gold's now, above what bronze keeps
+        scene.now += 1
+    assert scene.used("gold") > 5
+    asks = scene.wait("gold", "pqr", extra=0)
+    scene.admitted(asks)  # within its nominal, so it does not wait, though blocks of bronze are below all that it has
+    assert scene.cached_of("defx") == 4
+    assert scene.cached_of("abcw") < 3
