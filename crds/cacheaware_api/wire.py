@@ -431,6 +431,17 @@ class TierFigures:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Advice:
+    """Prompts of a tier that share most of their text and little of the cache, because they differ near their start."""
+
+    CAMEL: ClassVar[bool] = True
+    tier: str
+    requests: int  # seen so
+    diverges_at_token: int  # on average: what comes after it is computed each time
+    would_save_tokens: int  # of each such prompt, if what differs came last
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class PoolStatus:
     """`GET /pool/status`: what one sidecar applies and sees."""
 
@@ -442,6 +453,7 @@ class PoolStatus:
     enforcement: Enforcement
     conditions: tuple[Condition, ...]
     key_algorithm: str
+    advice: tuple[Advice, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

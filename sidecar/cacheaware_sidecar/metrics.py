@@ -39,6 +39,9 @@ class Metrics:
         )
         self.output_tokens = self._counter("output_tokens", "Tokens generated.", "tier")
         self.sla = self._counter("sla", "Promises judged, by whether they were met.", "tier", "sla", "met")
+        self.diverging = self._counter(
+            "diverging_prompt_tokens", "Prompt tokens not cached because prompts differ near their start.", "tier"
+        )
         self.flushes = self._counter("flushes", "Requests sent to the engine, by why they went then.", "tier", "reason")
         self.hold = self._histogram("hold", "Time that a request was held for company.", _HOLD_BUCKETS)
         self.group_size = Histogram(

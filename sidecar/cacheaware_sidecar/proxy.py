@@ -22,6 +22,7 @@ from cacheaware_api import wire
 from cacheaware_sidecar import relay, upstream
 from cacheaware_sidecar.block_budget import Demand
 from cacheaware_sidecar.costs import OutputLengths
+from cacheaware_sidecar.divergence import Divergence
 from cacheaware_sidecar.engine_client import EngineAnswer, EngineClient
 from cacheaware_sidecar.engine_state import Link
 from cacheaware_sidecar.errors import EngineBroke, NoEngine, Reason, Refusal, TooLate
@@ -87,6 +88,7 @@ class Proxy:
         gate: Gate,
         lengths: TokenLengths,
         working_sets: WorkingSets,
+        divergence: Divergence,
         traffic: Traffic,
         recorder: Recorder,
         estimates: Estimates | None = None,
@@ -101,6 +103,7 @@ class Proxy:
         self._gate = gate
         self._lengths = lengths
         self._working_sets = working_sets
+        self._divergence = divergence
         self._traffic = traffic
         self._recorder = recorder
         self._estimates = estimates  # absent: the engine keeps the accounts of blocks
@@ -301,6 +304,15 @@ class Proxy:
             return
         if meter.usage is not None:
             self._lengths.learn(prepared.key, meter.usage.prompt_tokens)
+            if meter.usage.cached_tokens is not None:
+                record.diverging_tokens = self._divergence.note(
+                    prepared.tier.name,
+                    prepared.salt,
+                    prepared.asked.body,
+                    prompt_tokens=meter.usage.prompt_tokens,
+                    cached_tokens=meter.usage.cached_tokens,
+                    now=self._clock(),
+                )
         if meter.usage is not None or meter.first_token_at is not None:
             self._note_blocks(record, prepared.tier.name, prepared.key)
 

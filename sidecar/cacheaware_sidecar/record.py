@@ -63,6 +63,7 @@ class Record:
     group_size: int = 1
     forwarded_at: float | None = None
     predicted_tokens: int | None = None
+    diverging_tokens: int = 0  # not cached because it starts otherwise than prompts that are alike
     meter: Meter = dataclasses.field(default_factory=Meter)
     outcome: Outcome | None = None  # the first one said counts
     status: int | None = None
@@ -172,6 +173,7 @@ class Recorder:
         if usage is not None:
             metrics.prompt_tokens.labels(tier).inc(usage.prompt_tokens)
             metrics.cached_tokens.labels(tier).inc(usage.cached_tokens or 0)
+            metrics.diverging.labels(tier).inc(record.diverging_tokens)
             metrics.predicted_cached_tokens.labels(tier).inc(min(record.predicted_tokens or 0, usage.prompt_tokens))
 
     def _log(self, record: Record) -> None:

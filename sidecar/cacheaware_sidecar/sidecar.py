@@ -21,6 +21,7 @@ from cacheaware_sidecar.block_budget import BlockBudget
 from cacheaware_sidecar.budget import SlotBudget, slots_of
 from cacheaware_sidecar.control_app import create_control_app
 from cacheaware_sidecar.dispatch import Dispatcher
+from cacheaware_sidecar.divergence import Divergence
 from cacheaware_sidecar.engine_client import EngineClient
 from cacheaware_sidecar.engine_link import EngineLink
 from cacheaware_sidecar.engine_state import Link
@@ -80,6 +81,7 @@ class Sidecar:
         self.figures = Figures()
         self.metrics = Metrics(self._tier_names, self.gate.queued_of)
         self.working_sets = WorkingSets()
+        self.divergence = Divergence()
         self.metrics.registry.register(WorkingSetCollector(self.working_sets.tiers))
         self._link: Link | None = None
         self._proxy: Proxy | None = None
@@ -124,6 +126,7 @@ class Sidecar:
                 gate=self.gate,
                 lengths=self.lengths,
                 working_sets=self.working_sets,
+                divergence=self.divergence,
                 traffic=self.traffic,
                 recorder=Recorder(self.metrics, self.figures, self.decisions, self._clock),
                 estimates=estimates,
@@ -197,6 +200,7 @@ class Sidecar:
             enforcement=self.link.enforcement,
             conditions=(*self.link.conditions(), *(() if view is None else (_identity_condition(view),))),
             key_algorithm=KEY_ALGORITHM,
+            advice=self.divergence.advice(),
         )
 
     # -- changes -------------------------------------------------------------------------------------------------------
@@ -213,6 +217,7 @@ class Sidecar:
         self.figures.keep(names)
         self.metrics.keep(names)
         self.working_sets.keep(names)
+        self.divergence.keep(names)
         if self._link is not None:
             self._link.want(view)
 

@@ -69,6 +69,7 @@ class StubEngine:
         self.kv_socket = kv_socket
         self.behaviour = Behaviour()
         self.requests: list[Recorded] = []
+        self.steps: tuple[wire.StepReport, ...] | None = None  # what /kv/steps tells; None: there is no such path
         self.tokenized: list[Any] = []  # bodies of /tokenize
         self.counts_tokens_as: int | None = None  # what /tokenize answers; None: one token a byte of the prompt
         self.arrived = asyncio.Condition()
@@ -110,6 +111,7 @@ class StubEngine:
         openai.router.add_post("/v1/completions", self._generate)
         kv = web.Application()
         kv.router.add_get("/kv/ledger", self._get_ledger)
+        kv.router.add_get("/kv/steps", self._get_steps)
         kv.router.add_put("/kv/quotas", self._put_quotas)
         kv.router.add_put("/kv/public", self._put_public)
         runner = await self._runner(openai)
@@ -232,6 +234,16 @@ class StubEngine:
             async with asyncio.timeout(float(request.query.get("wait", "0"))), self._changed:
                 await self._changed.wait_for(lambda: self._sequence != after)  # a larger one is another process's
         return web.json_response(wire.to_json(self.ledger()))
+
+    async def _get_steps(self, request: web.Request) -> web.StreamResponse:
+        if self.steps is None:
+            raise web.HTTPNotFound
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for report in self.steps:
+            await response.write(b"data: " + json.dumps(wire.to_json(report)).encode() + b"\n\n")
+        await asyncio.Event().wait()
+        return response
 
     async def _put_quotas(self, request: web.Request) -> web.Response:
         if self.refuse_quotas is not None:

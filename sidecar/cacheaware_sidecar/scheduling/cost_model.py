@@ -20,7 +20,9 @@ FEWEST_REPORTS = 8
 _FADE = 0.98  # a report; about 50 count
 _RESIDUALS = 128
 _TERMS = 4
-_RIDGE = 1e-6  # of each feature's own square: decides between features that say the same
+# Of each feature's own square. Where two say the same, tokens are believed before context: a price of context that was
+# learned from short prompts would make a long one look absurd.
+_RIDGES = (1e-6, 1e-6, 1e-4, 1e-4)
 _BUDGET_FADE = 0.999
 
 
@@ -114,7 +116,9 @@ def _non_negative_solution(products: Sequence[Sequence[float]], targets: Sequenc
     scales = [math.sqrt(products[i][i]) or 1.0 for i in range(_TERMS)]
     kept = [i for i in range(_TERMS) if products[i][i] > 0]
     while kept:
-        matrix = [[products[i][j] / (scales[i] * scales[j]) + (_RIDGE if i == j else 0.0) for j in kept] for i in kept]
+        matrix = [
+            [products[i][j] / (scales[i] * scales[j]) + (_RIDGES[i] if i == j else 0.0) for j in kept] for i in kept
+        ]
         found = _solve(matrix, [targets[i] / scales[i] for i in kept])
         worst = min(range(len(kept)), key=found.__getitem__)
         if found[worst] >= 0:
