@@ -15,7 +15,7 @@ ARGS ?=
 PATHS  := operator sidecar engine crds cli tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test images e2e e2e-images bench-operator check crd format lock clean
+.PHONY: help setup demo up test images e2e e2e-images bench-operator bench-replay check crd format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,9 @@ bench-operator: setup ## what the operator costs with 200 pools on a real API se
 
 bench-sidecar: setup ## what passing through the sidecar costs, beside two Rust routers (ARGS=--quick: two minutes)
 	$(BIN)/python -m benchmarks.bench_sidecar $(foreach arg,$(PIP_ARGS),--pip-arg=$(arg)) $(ARGS)
+
+bench-replay: setup ## the pool's code on traces beside other policies, in virtual time (15 minutes; ARGS=--quick: two)
+	$(BIN)/python -m benchmarks.bench_replay $(ARGS)
 
 check: setup ## linter, formatter, types and import contracts (seconds)
 	$(BIN)/ruff check $(PATHS)
