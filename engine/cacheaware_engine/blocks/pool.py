@@ -90,6 +90,11 @@ class BlockPool:
         return self._books.free_slots()
 
     @property
+    def held(self) -> int:
+        """Blocks that running requests hold."""
+        return sum(account.held for account in self._books.accounts)
+
+    @property
     def under_nominal(self) -> Sequence[Request]:
         """The oldest waiter of each tier that holds less than its nominal: for whom others may have to give way."""
         tiers = self._books.tiers()

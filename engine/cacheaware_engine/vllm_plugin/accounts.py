@@ -20,7 +20,6 @@ from cacheaware_engine.blocks import (
     BlockKey,
     BlockPool,
     Ended,
-    Grown,
     Growth,
     Request,
     Stage,
@@ -192,14 +191,6 @@ class Accounts:
 
     def grow(self, record: Record) -> Growth:
         return self.pool.grow(record.account, 0)
-
-    def grow_in_place(self, record: Record, blocks: int) -> bool:
-        """In the middle of a step: only from what nobody runs on. No table should need it; see `scheduler.py`."""
-        while len(record.table) < blocks:
-            growth = self.grow(record)
-            if not isinstance(growth, Grown) or growth.preempted:
-                return False
-        return True
 
     def take(self, record: Record, count: int) -> list[BlockId]:
         """The next blocks of its table, for vLLM to use."""

@@ -60,6 +60,4 @@ class Control:
             return self._pool.ledger()
 
     def _held_tokens(self) -> int:
-        ledger = self._pool.ledger()
-        held = ledger.public.held + sum(tier.held for tier in ledger.tiers.values())
-        return held * self._block_size
+        return self._pool.held * self._block_size

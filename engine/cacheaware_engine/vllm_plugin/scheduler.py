@@ -61,7 +61,7 @@ class TierScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not there 
         )
         self.costs = StepCosts(bytes_per_token)
         self.lock = threading.RLock()
-        self._served: Record | None = None  # whom vLLM is allocating for
+        self._served: Any = None  # the request that vLLM is allocating for
         self._over: list[Any] = []  # requests that ended here; told with the next outputs
         self._in_step = False  # vLLM walks through its queues: nobody may be taken out of them
         self._ending: dict[str, tuple[Any, Any]] = {}  # requests to end, and how, once that is over
@@ -148,12 +148,15 @@ class TierScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not there 
 
     def _grow_running(self) -> None:
         """Every running request gets the blocks that this step can fill, or gives way now."""
+        of, block_size, most = self.accounts.of, self.block_size, self.max_model_len
         for request in tuple(self.running):
-            record = self.accounts.of(request.request_id)
-            if record is None or not record.running or record.ending:
+            record = of(request.request_id)
+            tokens = request.num_tokens + request.num_output_placeholders
+            if record is None or tokens <= len(record.account.tables[0]) * block_size:
+                continue  # the common case: this loop is walked in every step
+            if not record.running or record.ending:
                 continue  # it gave way to one before it
-            tokens = min(request.num_tokens_with_spec + request.num_output_placeholders, self.max_model_len)
-            wanted = min(self.accounts.blocks_for(tokens), record.account.max_blocks)
+            wanted = min(self.accounts.blocks_for(min(tokens, most)), record.account.max_blocks)
             while len(record.table) < wanted:
                 growth = self.accounts.grow(record)
                 self._preempt(growth.preempted)
@@ -272,21 +275,15 @@ class TierScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not there 
         return manager.create_kv_cache_blocks((blocks,)), record.hits * self.block_size, 0
 
     def _allocate_slots(self, original: Any, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
-        record = self.accounts.of(request.request_id)
-        assert record is not None
-        if request.status == RequestStatus.RUNNING:
-            tokens = min(request.num_computed_tokens + num_new_tokens, self.max_model_len)
-            if not self.accounts.grow_in_place(record, self.accounts.blocks_for(tokens)):
-                return None
-        self._served = record
-        try:
-            return original(request, num_new_tokens, *args, **kwargs)
-        finally:
-            self._served = None
+        """All that the step needs is in its table already; what vLLM takes is taken for this request."""
+        self._served = request
+        return original(request, num_new_tokens, *args, **kwargs)
 
     def _take(self, count: int) -> list[Any]:
         assert self._served is not None, "vLLM takes blocks for nobody"
-        return list(self.accounts.take(self._served, count))
+        record = self.accounts.of(self._served.request_id)
+        assert record is not None, "vLLM takes blocks for a request that is not known"
+        return list(self.accounts.take(record, count))
 
     def _cache_full_blocks(self, original: Any, request: Any, blocks: Any, *args: Any, **kwargs: Any) -> None:
         original(request, blocks, *args, **kwargs)

@@ -39,7 +39,7 @@ class StepCosts:
         attended = context = 0
         for request_id, tokens in output.num_scheduled_tokens.items():
             end = requests[request_id].num_computed_tokens
-            attended += query_context(end - tokens, end)
+            attended += end if tokens == 1 else query_context(end - tokens, end)
             context += end
         self._under_way.append(_Scheduled(self._clock(), output.total_num_scheduled_tokens, attended, context))
 
