@@ -96,7 +96,10 @@ class Process:
 
     @property
     def rss_mib(self) -> float:
-        return float(self._costs.memory_info().rss) / _MIB
+        try:
+            return float(self._costs.memory_info().rss) / _MIB
+        except psutil.NoSuchProcess:
+            raise RuntimeError(f"{self.log.stem} has ended; see {self.log}") from None
 
     def check(self) -> None:
         if self.child.returncode is not None:
