@@ -27,7 +27,8 @@ HTTP, CONTROL = 8000, 9400
 _ROOT = Path(__file__).resolve().parents[1]
 
 # A random model of two layers, which writes what it likes; prompts and answers may be long.
-CONTEXT = 4096
+CONTEXT = 16384
+_PROBE = 40  # tokens
 _KEYS: Mapping[str, Object] = {
     "gold": {"tenant": "acme", "tiers": ["gold", "bronze"], "defaultTier": "gold"},
     "bronze": {"tenant": "initech", "tiers": ["bronze"], "defaultTier": "bronze"},
@@ -56,7 +57,6 @@ def serving_pool(name: str = "chat", **fields: Any) -> Object:
         ],
         "defaultTier": "bronze",
         "identity": {"type": "APIKeys", "apiKeys": {"secretRef": {"name": "keys"}}},
-        "podTemplate": {"terminationGracePeriodSeconds": 60},
     }
     return {
         "apiVersion": "cacheaware.dev/v1alpha1",
@@ -273,8 +273,16 @@ class Callers:
                 self.failures.append(f"{time.monotonic():.1f}: {status} {body}")
 
 
+def tokens_of(url: str, seconds: float, key: str = "gold-key") -> int:
+    """How many tokens an answer of about so many seconds has here and now: machines differ, and so does their load."""
+    begin = time.monotonic()
+    status, body = call(url, "/v1/chat/completions", key, question(max_tokens=_PROBE, ignore_eos=True))
+    assert status == 200, body
+    return min(int(seconds * _PROBE / (time.monotonic() - begin)), CONTEXT - 100)
+
+
 class Stream(threading.Thread):
-    """A long answer that is being read; `done` tells how it ended."""
+    """A long answer that is being read; `finished` waits for its end."""
 
     def __init__(self, url: str, tokens: int, key: str = "gold-key") -> None:
         super().__init__()
