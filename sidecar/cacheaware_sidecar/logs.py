@@ -20,6 +20,7 @@ def configure(level: LogLevel, log_format: LogFormat) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger(ROOT).setLevel(level.upper())
     logging.captureWarnings(True)
+    logging.raiseExceptions = False  # a line that cannot be written is lost, and nothing else happens
     # No line says which thread, process or source line wrote it, and finding out costs more than the line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # documented in logging's own how-to, under "Optimization"

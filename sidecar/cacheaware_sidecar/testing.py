@@ -192,6 +192,7 @@ class StubEngine:
             )
         if streams or how.pieces is not None:
             return await self._stream(request, recorded.json, how)
+        await asyncio.sleep(how.pause * len(how.words))  # it generates no faster for not streaming
         answer = json.dumps(whole_answer(request.path, how)).encode()
         headers = dict(how.headers)
         if how.compressed:

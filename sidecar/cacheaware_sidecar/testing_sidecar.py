@@ -153,10 +153,18 @@ async def running_sidecar(
 
 
 class CancelledAt:
-    """Drives a coroutine and cancels it at its nth suspension, as a client that leaves at that very moment does."""
+    """Drives a coroutine and cancels it at its nth suspension, as a client that leaves at that very moment does; or
+    lets what it waits for there fail in another way.
+    """
 
-    def __init__(self, work: Coroutine[Any, Any, Any], number: int) -> None:
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, Any],
+        number: int,
+        failure: type[BaseException] = asyncio.CancelledError,
+    ) -> None:
         self._work = work
+        self._failure = failure
         self._left = number
         self.reached = False
 
@@ -173,7 +181,7 @@ class CancelledAt:
                 if waits_for is not None:
                     waits_for._asyncio_future_blocking = False
                     waits_for.cancel()
-                throw = asyncio.CancelledError()
+                throw = self._failure()
                 continue
             self._left -= 1
             try:

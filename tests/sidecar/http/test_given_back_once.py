@@ -1,0 +1,102 @@
+"""Whatever the engine does, and whichever await of a request fails or is cancelled: its place and its blocks are given
+back, once, and it is counted once. The budgets raise for a second release of the same reservation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from cacheaware_sidecar.testing import Behaviour, StubEngine, plain_vllm_page
+from cacheaware_sidecar.testing_sidecar import CancelledAt, Running, eventually, running_sidecar
+
+CHAT = "/v1/chat/completions"
+WORDS = ("x",) * 3
+ENGINES = [
+    pytest.param(Behaviour(words=WORDS, flush=True), id="answers"),
+    pytest.param(Behaviour(status=400, body=b"{}"), id="refuses"),
+    pytest.param(Behaviour(status=500, body=b"oops"), id="fails"),
+    pytest.param(Behaviour(die_after=0), id="dies before its first byte"),
+    pytest.param(Behaviour(words=WORDS, flush=True, die_after=2), id="dies in its answer"),
+    pytest.param(Behaviour(hang_after=0), id="hangs"),
+    pytest.param(Behaviour(words=WORDS, flush=True, hang_after=1), id="hangs in its answer"),
+]
+FAILURES = (
+    (asyncio.CancelledError, "cancelled"),
+    (ConnectionResetError, "connection lost"),
+    (RuntimeError, "a fault of ours"),
+)
+
+
+@contextlib.asynccontextmanager
+async def failing_at(sidecar: Running, failure: type[BaseException]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """The sidecar's data path behind a server of its own, whose next request fails at a chosen await."""
+    chosen = {"moment": 0, "reached": True}
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        driven = CancelledAt(sidecar.sidecar.proxy.generate(request), chosen["moment"], failure)
+        try:
+            answer: web.StreamResponse = await driven
+            return answer
+        finally:
+            chosen["reached"] = driven.reached
+
+    app = web.Application()
+    app.router.add_post(CHAT, handler)
+    server = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await server.setup()
+    try:
+        await web.TCPSite(server, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{server.addresses[0][1]}{CHAT}", chosen
+    finally:
+        await server.cleanup()
+
+
+CASES = [
+    *(pytest.param(failure, True, False, id=name) for failure, name in FAILURES),
+    pytest.param(asyncio.CancelledError, False, False, id="cancelled, no stream"),
+    pytest.param(asyncio.CancelledError, True, True, id="cancelled, blocks by estimate"),
+]
+
+
+@pytest.mark.parametrize(("failure", "streams", "estimates"), CASES)
+@pytest.mark.parametrize("how", ENGINES)
+async def test_at_every_await(
+    folder: Path, how: Behaviour, failure: type[BaseException], streams: bool, estimates: bool
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": streams, "max_tokens": 5}
+    async with StubEngine(None if estimates else folder / "kv.sock") as engine:
+        if estimates:
+            engine.metrics_page = plain_vllm_page()
+        engine.behaviour = how
+        async with (
+            running_sidecar(
+                engine,
+                folder,
+                engine_slots=2,  # one for each tier with a quota
+                first_byte_timeout=0.05,
+                request_timeout=0.05,
+                idle_timeout=0.05,
+            ) as sidecar,
+            failing_at(sidecar, failure) as (url, chosen),
+        ):
+            sent = 0
+            while chosen["reached"] and sent < 60:
+                chosen["moment"] = sent
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with aiohttp.ClientSession() as client, client.post(url, json=body) as answer:
+                        await answer.read()
+                sent += 1
+                await eventually(sidecar.is_idle)
+            assert sent >= 3
+            assert len(sidecar.sidecar.decisions.last(1000)) <= sent
+            engine.behaviour = Behaviour()
+            async with sidecar.client.post(sidecar.url + CHAT, json=body) as answer:
+                assert answer.status in (200, 504)  # its one place is free; a slow machine may miss the short limits
