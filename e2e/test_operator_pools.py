@@ -233,13 +233,6 @@ def test_a_missing_secret_stalls_a_pool_until_it_comes_and_edits_of_it_are_follo
     assert space.get("/api/v1/{}/secrets/chat-internal")["data"]["salt-key"] == keys
 
 
-def test_what_is_not_built_yet_is_refused_by_name(space: Space, operator: RunningOperator) -> None:
-    space.apply(pool(engine={"type": "Torch", "kvCache": {"dtype": "INT8"}}))
-    space.wait("it is stalled", lambda: space.condition("Stalled") == ("True", "NotSupported"))
-    assert "spec.engine.kvCache.dtype" in space.message("Stalled")
-    assert space.find(DEPLOYMENT) is None
-
-
 # -- the operator itself ----------------------------------------------------------------------------------------------
 
 

@@ -88,11 +88,12 @@ def test_kstatus_tells_a_pool_on_its_way_from_a_ready_and_a_stalled_one(
     assert kstatus(tools, space) == "InProgress"
     space.become_ready()
     assert kstatus(tools, space) == "Current"
-    space.patch(POOL, {"spec": {"engine": {"kvCache": {"dtype": "INT8"}}}})  # not built yet
+    nobody = {"name": "nobody", "configMapKeyRef": {"name": "missing", "key": "text"}}
+    space.patch(POOL, {"spec": {"publicPercent": 10, "publicPrefixes": [nobody]}})
     space.wait("it is stalled", lambda: space.condition("Stalled"))
     assert kstatus(tools, space) == "Failed"
     assert space.condition("Ready") == ("True", "AllReplicasReady")  # what ran before still serves
-    space.patch(POOL, {"spec": {"engine": {"kvCache": {"dtype": "Auto"}}}})
+    space.patch(POOL, {"spec": {"publicPrefixes": None}})
     space.wait("it is well again", lambda: space.condition("Stalled") is None and kstatus(tools, space) == "Current")
 
 

@@ -31,14 +31,14 @@ from cacheaware_api.status import CacheAwarePoolStatus
 from cacheaware_operator import changes, ports
 from cacheaware_operator.changes import Changes
 from cacheaware_operator.commands import ReplicaPlace
-from cacheaware_operator.errors import EditRefused, NotBuiltYet, QuotasRefused
+from cacheaware_operator.errors import EditRefused, NotOnOneMachine, QuotasRefused
 from cacheaware_operator.local_fleet import LocalFleet, Machine, Programs
 from cacheaware_operator.local_folder import LocalFolder
+from cacheaware_operator.one_machine import not_on_one_machine
 from cacheaware_operator.plan import Wanted
 from cacheaware_operator.processes import Clock
 from cacheaware_operator.reconciler import Pass, Reconciler
 from cacheaware_operator.status import written_status
-from cacheaware_operator.unbuilt import not_built_yet
 
 DEFAULT_PORT = 8000
 FIGURES_SECONDS = 30.0  # between writes of figures to the state file; conditions are written at once
@@ -88,10 +88,10 @@ class LocalPool:
         """Run the pool until the block ends; then its streams are drained and nothing is left.
 
         `fetch` gets the folder of the model for all engines; without it each engine fetches it itself. Raises
-        `NotBuiltYet`, `PortInUse` or `AlreadyRunning` before anything is fetched or started.
+        `NotOnOneMachine`, `PortInUse` or `AlreadyRunning` before anything is fetched or started.
         """
         wanted = Wanted.from_file(pool_file, uid=str(uuid.uuid4()), generation=1)
-        require_built(wanted)
+        require_one_machine(wanted)
         if options.port:
             ports.require_free(range(options.port, options.port + wanted.spec.replicas), options.port)
         path = state_file.path_for(wanted.namespace, wanted.name, options.state_folder)
@@ -149,14 +149,14 @@ class LocalPool:
     def edit(self, pool_file: PoolFile) -> Changes:
         """Apply what can be applied while it runs, and say what changes.
 
-        Raises `EditRefused`, `NotBuiltYet` or `PortInUse`; then nothing of the edit is applied.
+        Raises `EditRefused`, `NotOnOneMachine` or `PortInUse`; then nothing of the edit is applied.
         """
         running = self._reconciler.wanted
         new = Wanted.from_file(pool_file, uid=running.uid, generation=running.generation + 1)
         found = changes.compare(running, new)
         if found.refused:
             raise EditRefused(found.refused)
-        require_built(new)
+        require_one_machine(new)
         self._fleet.require_ports(new.spec.replicas)
         if found.live:
             self._reconciler.want(changes.applied(running, new))
@@ -253,9 +253,9 @@ class LocalPool:
         await self._fleet.stop()
 
 
-def require_built(wanted: Wanted) -> None:
-    if reasons := not_built_yet(wanted.spec):
-        raise NotBuiltYet(reasons)
+def require_one_machine(wanted: Wanted) -> None:
+    if reasons := not_on_one_machine(wanted.spec):
+        raise NotOnOneMachine(reasons)
 
 
 def _first_state(wanted: Wanted, options: Options) -> Callable[[], State]:

@@ -24,11 +24,11 @@ from cacheaware.validate import render
 from cacheaware_api.conditions import Reason
 from cacheaware_api.errors import ObjectInvalid
 from cacheaware_api.objects import PoolFile, read_pool_file
-from cacheaware_operator.errors import EditRefused, NotBuiltYet, OperatorError, QuotasRefused, StartFailed
+from cacheaware_operator.errors import EditRefused, NotOnOneMachine, OperatorError, QuotasRefused, StartFailed
 from cacheaware_operator.events import of_moves
 from cacheaware_operator.fleet import PartSnapshot, PartState
+from cacheaware_operator.one_machine import without_effect
 from cacheaware_operator.reconciler import Pass
-from cacheaware_operator.unbuilt import cluster_only
 
 WATCH_SECONDS = 0.3  # two looks must agree, so an edit is picked up within a second
 
@@ -75,7 +75,7 @@ class _Serving:
         except asyncio.CancelledError:
             display.line("Stopped.")
             raise
-        except NotBuiltYet as error:
+        except NotOnOneMachine as error:
             for reason in error.reasons:
                 display.problem(f"{self._path}: {reason}")
         except ModelUnavailable as error:
@@ -93,7 +93,7 @@ class _Serving:
 
     async def _serve(self) -> None:
         display = self._display
-        for notice in cluster_only(self._pool_file.pool.spec):
+        for notice in without_effect(self._pool_file.pool.spec):
             display.line(f"Note: {notice}.")
         events = _Events(display)
         async with LocalPool.start(self._pool_file, self._options, events, self._get_model) as pool:
@@ -133,7 +133,7 @@ async def _apply_edit(content: bytes, path: Path, pool: LocalPool, display: Disp
         found = pool.edit(read_pool_file(content))
     except ObjectInvalid as error:
         _not_applied([render(path, problem) for problem in error.problems], path, display)
-    except (EditRefused, NotBuiltYet) as error:
+    except (EditRefused, NotOnOneMachine) as error:
         _not_applied([f"{path}: {reason}" for reason in error.reasons], path, display)
     except OperatorError as error:
         _not_applied([f"{path}: {error}"], path, display)

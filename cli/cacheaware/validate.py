@@ -12,7 +12,7 @@ from typing import BinaryIO, TextIO
 
 from cacheaware_api.errors import ObjectInvalid, Problem
 from cacheaware_api.objects import PoolFile, read_pool_file
-from cacheaware_operator.unbuilt import not_built_yet
+from cacheaware_operator.one_machine import not_on_one_machine
 
 STDIN = Path("-")
 
@@ -28,7 +28,7 @@ def validate_file(path: Path, stdin: BinaryIO | None = None, *, local: bool = Fa
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ObjectInvalid([Problem("", f"cannot be read: {said}")]) from None
     pool_file = read_pool_file(content, for_cluster=not local)
-    if local and (not_built := not_built_yet(pool_file.pool.spec)):
+    if local and (not_built := not_on_one_machine(pool_file.pool.spec)):
         raise ObjectInvalid(Problem("", reason) for reason in not_built)
     return pool_file
 

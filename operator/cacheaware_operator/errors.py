@@ -3,7 +3,7 @@
 OperatorError
 ├── PortInUse          choose another port
 ├── EditRefused        undo the edit; what ran before still runs
-├── NotBuiltYet        remove the named fields
+├── NotOnOneMachine    change the named fields, or use a cluster
 ├── StartFailed        read the reason; nothing was left running
 ├── QuotasRefused      change tiers or engine so that they fit; the engines keep the quotas they had
 ├── NoCluster          give a kubeconfig; nothing was begun
@@ -44,8 +44,8 @@ class EditRefused(OperatorError):
         self.reasons = tuple(reasons)
 
 
-class NotBuiltYet(OperatorError):
-    """The object is valid and asks for something that this release cannot do."""
+class NotOnOneMachine(OperatorError):
+    """The object is valid and asks for something that local processes do not have."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("\n".join(reasons))

@@ -33,7 +33,6 @@ from cacheaware_operator.rebalance_values import Decision
 from cacheaware_operator.references import read_pool, references
 from cacheaware_operator.status import blocked_status, pool_status, written_status
 from cacheaware_operator.status_conditions import Finding
-from cacheaware_operator.unbuilt import not_built_in_a_cluster
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +104,6 @@ class PoolPass:
         if self.schema_problem is not None:
             raise PoolBlocked(Reason.SCHEMA_OUTDATED, self.schema_problem)
         wanted = read_pool(pool, await self._referred(key, pool))
-        if not_built := not_built_in_a_cluster(wanted.spec):
-            raise PoolBlocked(Reason.NOT_SUPPORTED, "; ".join(not_built))
         fleet = KubernetesFleet(self._cluster, wanted, memory.fleet, self.discovered)
         snapshot = await fleet.observe()
         terms = terms_of(wanted.spec)

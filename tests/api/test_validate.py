@@ -84,13 +84,13 @@ def test_for_one_machine_it_must_be_there(good: Path) -> None:
     assert err == f"{good}:12: spec.identity.apiKeys.secretRef.name: Secret chat-keys is not in the file: add it\n"
 
 
-def test_for_one_machine_nothing_may_be_that_is_not_built_there(good: Path) -> None:
+def test_for_one_machine_nothing_may_be_that_is_not_there(good: Path) -> None:
     assert run(good, local=True)[0] == 0
     good.write_text(GOOD.replace("pypi://m", "pvc://claim/m"))
     assert run(good)[0] == 0
     code, _, err = run(good, local=True)
     assert code == 1
-    assert err.startswith(f"{good}: spec.model.source: pvc:// is not built yet: ")
+    assert err.startswith(f"{good}: spec.model.source: there are no claims on one machine: ")
 
 
 @pytest.mark.parametrize("name", ["chat.yaml", "open.yaml", "gpu-vllm.yaml"])

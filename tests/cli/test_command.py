@@ -104,19 +104,21 @@ def test_validate_without_a_file_says_how(runner: CliRunner) -> None:
     assert runner.invoke(app, ["validate"]).exit_code == 2
 
 
-def test_validate_accepts_what_up_refuses_because_it_is_not_built(runner: CliRunner, pool_file: Path) -> None:
-    pool_file.write_text(POOL.replace("type: Torch", "type: VLLM"))
+def test_validate_accepts_what_only_a_cluster_has(runner: CliRunner, pool_file: Path) -> None:
+    variable = "{name: A, valueFrom: {secretKeyRef: {name: a, key: b}}}"
+    pool_file.write_text(POOL.replace("Torch}", f"Torch, env: [{variable}]}}"))
     assert runner.invoke(app, ["validate", str(pool_file)]).exit_code == 0
+    assert runner.invoke(app, ["validate", "--local", str(pool_file)]).exit_code == 1
 
 
 @pytest.mark.parametrize("name", ["chat.yaml", "open.yaml"])
 def test_samples_for_one_machine_are_valid_and_can_be_run(name: str) -> None:
     from cacheaware_api.objects import read_pool_file
-    from cacheaware_operator.unbuilt import cluster_only, not_built_yet
+    from cacheaware_operator.one_machine import not_on_one_machine, without_effect
 
     spec = read_pool_file((SAMPLES / name).read_bytes()).pool.spec
-    assert not_built_yet(spec) == []
-    assert cluster_only(spec) == []
+    assert not_on_one_machine(spec) == []
+    assert without_effect(spec) == []
 
 
 # -- status -----------------------------------------------------------------------------------------------------------

@@ -63,16 +63,12 @@ def test_a_missing_file_is_named(run_up: RunUp, tmp_path: Path) -> None:
     assert "nowhere.yaml: cannot be read: No such file or directory" in said
 
 
-def test_fields_that_are_not_built_yet_are_refused_by_name(run_up: RunUp, pool_file: Path) -> None:
-    pool_file.write_text(
-        POOL.replace("    weight: 4\n", "    weight: 4\n    batchingWindow: 5ms\n").replace(
-            "Torch}", "Torch, kvCache: {dtype: INT8}}"
-        )
-    )
+def test_what_one_machine_does_not_have_is_refused_by_name(run_up: RunUp, pool_file: Path) -> None:
+    variable = "{name: A, valueFrom: {secretKeyRef: {name: a, key: b}}}"
+    pool_file.write_text(POOL.replace("Torch}", f"Torch, env: [{variable}]}}"))
     code, said = run_up(pool_file).end()
     assert code == 1
-    assert "spec.tiers[0] (gold).batchingWindow" in said
-    assert "spec.engine.kvCache.dtype" in said
+    assert "spec.engine.env[0].valueFrom" in said
 
 
 def test_fields_for_a_cluster_are_noticed_and_passed_over(run_up: RunUp, pool_file: Path) -> None:
@@ -191,7 +187,7 @@ def test_an_edit_that_cannot_be_is_refused_whole(run_up: RunUp, pool_file: Path)
     for old, new, words in (
         ("{name: chat}", "{name: other}", "metadata.name: chat → other"),
         ("type: Torch", "type: VLLM", "spec.engine.type: Torch → VLLM: cannot change"),
-        ("weight: 4", "weight: 4\n    batchingWindow: 5ms", "batchingWindow: holding requests is not built yet"),
+        ("Torch}", "Torch, env: [{name: A, valueFrom: {secretKeyRef: {name: a, key: b}}}]}", "env[0].valueFrom"),
     ):
         pool_file.write_text(POOL.replace(old, new).replace("nominalPercent: 50", "nominalPercent: 10"))
         up.expect(words)
