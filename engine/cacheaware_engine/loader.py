@@ -21,22 +21,21 @@ from torch import Tensor
 
 from cacheaware_engine.compute_dtype import torch_dtype
 from cacheaware_engine.errors import ModelNotFound, ModelUnreadable, ModelUnsupported
+from cacheaware_engine.foreign import load_foreign
 from cacheaware_engine.linear import Linear
 from cacheaware_engine.llama import Layer, Llama
-from cacheaware_engine.model_config import ModelConfig, read_config
+from cacheaware_engine.model_config import DecoderConfig, ModelConfig, read_config
+from cacheaware_engine.network import Network
 from cacheaware_engine.rotary import interleave, inverse_frequencies
 from cacheaware_engine.settings import DType
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    network: Llama
+    network: Network
+    config: DecoderConfig
     tokenizer: Any  # a transformers fast or slow tokenizer
     eos_token_ids: frozenset[int]
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.network.config
 
     @property
     def can_chat(self) -> bool:
@@ -53,11 +52,16 @@ def load_model(folder: Path, dtype: DType = DType.AUTO, device: torch.device | s
         raise ModelUnreadable(
             f"the tokenizer in {folder} has token ids up to {most}, and the model embeds only {config.vocab_size}"
         )
-    network = load_network(folder, config, dtype, device)
+    network: Network
+    if isinstance(config, ModelConfig):
+        network = load_network(folder, config, dtype, device)
+    else:
+        target = torch.device(device)
+        network = load_foreign(folder, config, torch_dtype(dtype, target), target)
     eos = config.eos_token_ids
     if tokenizer.eos_token_id is not None:
         eos |= {tokenizer.eos_token_id}
-    return LoadedModel(network=network, tokenizer=tokenizer, eos_token_ids=eos)
+    return LoadedModel(network=network, config=config, tokenizer=tokenizer, eos_token_ids=eos)
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -69,7 +73,7 @@ def load_tokenizer(folder: Path) -> Any:
         raise ModelUnreadable(f"the tokenizer in {folder} cannot be loaded: {error}") from error
 
 
-def weight_bytes(folder: Path, config: ModelConfig, dtype: torch.dtype) -> int:
+def weight_bytes(folder: Path, config: DecoderConfig, dtype: torch.dtype) -> int:
     """Bytes that the weights of `folder` take in memory, from the files' headers."""
     with open_weights(folder) as weights:
         numbers = sum(math.prod(weights.shape(name)) for name in weights.names)

@@ -1,7 +1,8 @@
 """The shape of a model: read from `config.json`, or refused by the name of what is not supported.
 
-Everything that `llama.py` needs to know and nothing about tensors. A model is accepted only if every feature that its
-configuration turns on is computed exactly; a feature that would be silently ignored is a refusal, never a warning.
+Everything that has to be known before weights are read, and nothing about tensors. A model is accepted only if every
+feature that its configuration turns on is computed exactly; a feature that would be silently ignored is a refusal,
+never a warning. Models with the Llama block are `llama.py`'s; any other decoder goes to `foreign.py`.
 """
 
 from __future__ import annotations
@@ -51,22 +52,17 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
-    architecture: Architecture
+class DecoderConfig:
+    """What has to be known of any decoder before its weights are read."""
+
+    architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
     max_positions: int
-    rope: Rope
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
     tied_embeddings: bool
     eos_token_ids: frozenset[int]
     windows: tuple[int | None, ...]
@@ -81,6 +77,19 @@ class ModelConfig:
         if asked is not None and asked > self.max_positions:
             raise ContextTooLong(asked, self.max_positions)
         return self.max_positions if asked is None else asked
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig(DecoderConfig):
+    """A model with the Llama block, which `llama.py` computes."""
+
+    intermediate_size: int
+    rms_norm_eps: float
+    rope: Rope
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
 
 
 # Settings of other attention and MLP kinds that some checkpoints put under a familiar architecture's name.
@@ -99,16 +108,53 @@ _FOREIGN_FEATURES = {
 }
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """The configuration of the Hugging Face folder `folder`."""
+def read_config(folder: Path) -> DecoderConfig:
+    """The configuration of the Hugging Face folder `folder`: a `ModelConfig` if `llama.py` computes it."""
+    raw = _raw(folder)
+    name = _architecture(raw)
+    if name in set(Architecture):
+        return read_llama_config(folder)
+    if not name.endswith("ForCausalLM"):
+        raise ModelUnsupported(
+            f"its architecture is {name}; only decoders that continue text (…ForCausalLM) are served"
+        )
+    full = _with_defaults(folder)
+    heads = _count(full, "num_attention_heads")
+    kv_heads = _count(full, "num_key_value_heads") if full.get("num_key_value_heads") is not None else heads
+    hidden = _count(full, "hidden_size")
+    return DecoderConfig(
+        architecture=name,
+        vocab_size=_count(full, "vocab_size"),
+        hidden_size=hidden,
+        num_layers=_count(full, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=_count(full, "head_dim") if full.get("head_dim") is not None else hidden // heads,
+        max_positions=_count(full, "max_position_embeddings"),
+        tied_embeddings=bool(full.get("tie_word_embeddings", False)),
+        eos_token_ids=_eos_token_ids(folder, full),
+        windows=_windows(full, sliding="layer_types" in full or full.get("sliding_window") is not None),
+    )
+
+
+def _raw(folder: Path) -> dict[str, Any]:
+    """config.json as it is, once it is plain that no weight is quantised."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelNotFound(f"{folder} holds no config.json, so it is not a Hugging Face model folder")
     raw = _read_object(path)
-    architecture = _architecture(raw)
+    _architecture(raw)
     if raw.get("quantization_config"):
         method = _section(raw, "quantization_config").get("quant_method", "unknown")
         raise ModelUnsupported(f"its weights are quantised ({method}); use a float16, bfloat16 or float32 checkpoint")
+    return raw
+
+
+def read_llama_config(folder: Path) -> ModelConfig:
+    """The configuration of a model with the Llama block; what that block does not compute is refused by name."""
+    path = folder / "config.json"
+    raw = _raw(folder)
+    architecture = Architecture(_architecture(raw))
     for name, feature in _FOREIGN_FEATURES.items():
         if raw.get(name) is not None:
             raise ModelUnsupported(f"it uses {feature} ({name}={raw[name]!r})")
@@ -144,18 +190,15 @@ def read_config(folder: Path) -> ModelConfig:
         qk_norm=architecture is Architecture.QWEN3,
         tied_embeddings=bool(full["tie_word_embeddings"]),
         eos_token_ids=_eos_token_ids(folder, full),
-        windows=_windows(full, architecture),
+        windows=_windows(full, sliding=bool(full.get("use_sliding_window", architecture is Architecture.MISTRAL))),
     )
 
 
-def _architecture(raw: Mapping[str, Any]) -> Architecture:
+def _architecture(raw: Mapping[str, Any]) -> str:
     names = raw.get("architectures") or []
     if not isinstance(names, list) or len(names) != 1:
         raise ModelUnsupported(f"config.json must name one architecture, and names {names!r}")
-    try:
-        return Architecture(names[0])
-    except ValueError:
-        raise ModelUnsupported(f"its architecture is {names[0]}; built are {', '.join(Architecture)}") from None
+    return str(names[0])
 
 
 def _with_defaults(folder: Path) -> dict[str, Any]:
@@ -170,10 +213,11 @@ def _with_defaults(folder: Path) -> dict[str, Any]:
     return full
 
 
-def _windows(full: Mapping[str, Any], architecture: Architecture) -> tuple[int | None, ...]:
+def _windows(full: Mapping[str, Any], *, sliding: bool) -> tuple[int | None, ...]:
+    """`sliding` says whether layers slide where nothing says which do."""
     layers = _count(full, "num_hidden_layers")
     window = full.get("sliding_window")
-    uses_window = window is not None and full.get("use_sliding_window", architecture is Architecture.MISTRAL)
+    uses_window = window is not None and sliding
     kinds = full.get("layer_types") or ["sliding_attention" if uses_window else "full_attention"] * layers
     if len(kinds) != layers:
         raise ModelUnreadable(f"config.json: layer_types has {len(kinds)} entries for {layers} layers")

@@ -23,7 +23,7 @@ from .kv_format import bytes_per_token, kv_format
 from .loader import load_model, weight_bytes
 from .logs import values
 from .metrics import Metrics
-from .model_config import ModelConfig, read_config
+from .model_config import DecoderConfig, read_config
 from .openai_requests import Limits
 from .runner import ModelRunner
 from .settings import Settings
@@ -97,7 +97,7 @@ def load(settings: Settings, metrics: Metrics, clock: Callable[[], float] = time
     return LoadedEngine(engine, tokenizer, Limits(runner.vocab_size, settings.max_num_seqs), max_model_len)
 
 
-def kv_bytes_per_token(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> int:
+def kv_bytes_per_token(settings: Settings, config: DecoderConfig, dtype: torch.dtype) -> int:
     form = kv_format(settings.kv_cache_dtype, dtype)
     return bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, form)
 

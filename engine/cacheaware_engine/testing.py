@@ -73,6 +73,17 @@ TINY_MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
         "max_window_layers": 1,
     },
     "qwen2": {"model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "gemma": {"model_type": "gemma", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16},
+    "gemma3-windows": {
+        "model_type": "gemma3_text",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 11,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 24,
+    },
+    "phi3": {"model_type": "phi3", "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None},
     "qwen3": {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24},
 }
 

@@ -36,7 +36,8 @@ def shuffled_blocks(seed: int, count: int) -> list[int]:
 
 def assert_close(ours: torch.Tensor, reference: torch.Tensor) -> None:
     assert ours.dtype == torch.float32
-    assert (ours - reference).abs().max().item() < TOLERANCE
+    # Embeddings that a model scales up give logits of tens, and rounding errors with them.
+    assert (ours - reference).abs().max().item() < TOLERANCE * max(1.0, reference.abs().max().item() / 10)
 
 
 @pytest.mark.parametrize("kind", TINY_MODELS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cacheaware_engine.errors import ContextTooLong, ModelNotFound, ModelUnreadable, ModelUnsupported
-from cacheaware_engine.model_config import Architecture, RopeType, read_config
+from cacheaware_engine.model_config import Architecture, ModelConfig, RopeType, read_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -44,8 +44,14 @@ def write(tmp_path: Path) -> Write:
     return write_config
 
 
+def llama_config(folder: Path) -> ModelConfig:
+    config = read_config(folder)
+    assert isinstance(config, ModelConfig)
+    return config
+
+
 def test_a_plain_llama_is_read(write: Write) -> None:
-    config = read_config(write())
+    config = llama_config(write())
     assert config.architecture is Architecture.LLAMA
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
     assert config.max_positions == 256
@@ -57,7 +63,7 @@ def test_a_plain_llama_is_read(write: Write) -> None:
 
 
 def test_fields_that_may_be_left_out_have_the_values_of_the_family(write: Write) -> None:
-    config = read_config(write(num_key_value_heads=None))
+    config = llama_config(write(num_key_value_heads=None))
     assert config.num_kv_heads == config.num_heads
 
 
@@ -69,7 +75,7 @@ def test_the_rope_of_older_files_is_read(write: Write) -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     }
-    config = read_config(write(rope_theta=5000.0, rope_scaling=scaled))
+    config = llama_config(write(rope_theta=5000.0, rope_scaling=scaled))
     assert config.rope.theta == 5000.0
     assert config.rope.factor == 8.0
     assert config.rope.llama3 is not None
@@ -89,7 +95,7 @@ def test_the_rope_of_older_files_is_read(write: Write) -> None:
 def test_the_families_differ_where_they_do(
     write: Write, model_type: str, architecture: str, extra: dict[str, Any], qkv_bias: bool, qk_norm: bool
 ) -> None:
-    config = read_config(write(model_type=model_type, architectures=[architecture], **extra))
+    config = llama_config(write(model_type=model_type, architectures=[architecture], **extra))
     assert config.architecture == architecture
     assert config.qkv_bias is qkv_bias
     assert config.qk_norm is qk_norm
@@ -98,10 +104,6 @@ def test_the_families_differ_where_they_do(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        pytest.param(
-            {"architectures": ["Gemma3ForCausalLM"]}, "Gemma3ForCausalLM; built are Llama", id="another-family"
-        ),
-        pytest.param({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM", id="experts-by-architecture"),
         pytest.param({"architectures": ["BertModel"]}, "BertModel", id="not-a-language-model"),
         pytest.param({"architectures": None}, "must name one architecture", id="no-architecture"),
         pytest.param({"num_local_experts": 8}, "mixture of experts", id="experts"),
@@ -178,7 +180,7 @@ def test_the_ids_of_the_generation_configuration_end_a_text(write: Write) -> Non
 
 
 def test_a_context_longer_than_the_models_is_refused_with_both_numbers(write: Write) -> None:
-    config = read_config(write())
+    config = llama_config(write())
     assert config.context(None) == 256
     assert config.context(100) == 100
     with pytest.raises(ContextTooLong, match=r"--max-model-len 257 .* 256"):
