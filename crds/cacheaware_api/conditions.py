@@ -58,6 +58,7 @@ class Reason(StrEnum):
     ENFORCED_BY_ENGINE = "EnforcedByEngine"
     ESTIMATE_ONLY = "EstimateOnly"
     CAPACITY_UNKNOWN = "CapacityUnknown"  # as EstimateOnly, and not even the size of the cache is known
+    UNSUPPORTED_VERSION = "UnsupportedVersion"  # as EstimateOnly, because the plugin does not know this vLLM
     QUOTA_REFUSED = "QuotaRefused"
 
     # IdentityEnforced

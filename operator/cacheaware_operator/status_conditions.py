@@ -140,8 +140,17 @@ def _not_known_yet(type_: ConditionType) -> Finding:
     return Finding(type_, _UNKNOWN, Reason.NOT_KNOWN_YET, "no replica has answered yet")
 
 
+def _conditions(replica: ReplicaSnapshot) -> tuple[wire.Condition, ...]:
+    return replica.status.conditions if replica.status is not None else ()
+
+
 def _quota_enforced(answered: list[ReplicaSnapshot]) -> Finding:
     statuses = [replica.status for replica in answered if replica.status is not None]
+    for replica in answered:
+        for said in _conditions(replica):
+            if said.reason == Reason.UNSUPPORTED_VERSION:
+                message = f"{replica.name}: {said.message}"
+                return Finding(ConditionType.QUOTA_ENFORCED, _FALSE, Reason.UNSUPPORTED_VERSION, message)
     if any(status.enforcement is wire.Enforcement.ESTIMATE_ONLY for status in statuses):
         return Finding(
             ConditionType.QUOTA_ENFORCED,

@@ -6,7 +6,9 @@ Exit codes: 0 after SIGTERM or SIGINT, 1 when a part of it failed, 2 for a bad s
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
+import logging
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,6 +21,8 @@ from cacheaware_sidecar.secret_files import SecretsError
 from cacheaware_sidecar.settings import parse
 from cacheaware_sidecar.sidecar import Sidecar
 from cacheaware_sidecar.view_source import ViewRefused
+
+log = logging.getLogger(__name__)
 
 _COLLECT_EVERY = 20_000  # objects that were made and are still there
 
@@ -37,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         with asyncio.Runner(loop_factory=_fast_loop()) as runner:
             well = runner.run(_serve(sidecar))
+            if sidecar.no_accounts is not None:
+                log.error("the engine keeps no accounts: estimating", extra=logs.values(why=sidecar.no_accounts))
+                sidecar = Sidecar(dataclasses.replace(settings, kv_socket=None, no_accounts=sidecar.no_accounts))
+                well = runner.run(_serve(sidecar))
     except OSError as error:
         _fail(f"--host/--port or --control-host/--control-port: {error.strerror or error}")
     sys.exit(0 if well else 1)

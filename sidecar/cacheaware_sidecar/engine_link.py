@@ -24,6 +24,7 @@ from cacheaware_sidecar.logs import values
 log = logging.getLogger(__name__)
 
 LONG_POLL_SECONDS = 10
+_NO_ACCOUNTS = 501  # the status of an engine that was asked for accounts and keeps none
 _SLACK = 5.0  # seconds beyond a long poll before the engine counts as silent
 _PACE = 0.02  # seconds between two polls, where the ledger changes all the time
 
@@ -33,7 +34,9 @@ class _Refused(Exception):
 
 
 class EngineLink:
-    """What is known of one engine. `on_ledger` is called with each new ledger, `on_restart` with a new process."""
+    """What is known of one engine. `on_ledger` is called with each new ledger, `on_restart` with a new process, and
+    `on_no_accounts` with what an engine says that keeps none: a vLLM whose version the plugin does not know.
+    """
 
     def __init__(
         self,
@@ -43,12 +46,14 @@ class EngineLink:
         *,
         on_ledger: Callable[[wire.Ledger], None],
         on_restart: Callable[[], None],
+        on_no_accounts: Callable[[str], None] = lambda why: None,
     ) -> None:
         self._session = session
         self._kv = kv_session  # its connector goes to the Unix socket
         self._url = engine_url
         self._on_ledger = on_ledger
         self._on_restart = on_restart
+        self._on_no_accounts = on_no_accounts
         self.state = EngineState()
         self._ledger: wire.Ledger | None = None
         self._reachable = False  # the last poll of the ledger was answered
@@ -107,6 +112,8 @@ class EngineLink:
         timeout = aiohttp.ClientTimeout(total=LONG_POLL_SECONDS + _SLACK)
         async with self._kv.get("http://engine/kv/ledger", params=query, timeout=timeout) as response:
             text = await response.text(errors="replace")
+            if response.status == _NO_ACCOUNTS:
+                self._on_no_accounts(message_in(text))
             if response.status != 200:
                 raise wire.WireError("GET /kv/ledger", f"answered {response.status}: {text[:200]}")
             try:

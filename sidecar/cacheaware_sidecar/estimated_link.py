@@ -34,7 +34,7 @@ _LESS_CAUTION = 0.99  # a second without one
 
 class EstimatedLink:
     """What is known of one engine. `on_ledger` is called where new quotas are in force, `on_restart` when the engine
-    came back after it was gone. `budget` has a block budget.
+    came back after it was gone. `budget` has a block budget. `no_accounts`: why the engine keeps none, if it said so.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class EstimatedLink:
         on_ledger: Callable[[wire.Ledger], None],
         on_restart: Callable[[], None],
         every: float = EVERY_SECONDS,
+        no_accounts: str | None = None,
     ) -> None:
         assert budget.blocks is not None, "an estimate needs an account of blocks"
         self._session = session
@@ -57,6 +58,7 @@ class EstimatedLink:
         self._on_ledger = on_ledger
         self._on_restart = on_restart
         self._every = every
+        self._no_accounts = no_accounts
         self.state = EngineState()
         self.hits = HitCounts()
         self._figures: EngineFigures | None = None  # absent: this engine process has not been asked yet
@@ -195,6 +197,9 @@ class EstimatedLink:
                 "sequences are bounded: use an engine that tells the size of its KV cache"
             )
             return wire.Condition(kind, "False", str(Reason.CAPACITY_UNKNOWN), message)
+        if self._no_accounts is not None:
+            message = f"{self._no_accounts}; what is admitted is bounded by estimate"
+            return wire.Condition(kind, "False", str(Reason.UNSUPPORTED_VERSION), message)
         message = (
             "the engine keeps no account of tiers: what is admitted is bounded by estimate, and idle blocks and blocks "
             "of running requests are not taken back"

@@ -43,6 +43,7 @@ class Settings:
     drain_timeout: float = 30.0
     log_level: LogLevel = "info"
     log_format: LogFormat = "console"
+    no_accounts: str | None = None  # no flag: what an engine said that was asked for accounts and has none
 
 
 class _Parser(argparse.ArgumentParser):

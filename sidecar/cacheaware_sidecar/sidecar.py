@@ -70,6 +70,7 @@ class Sidecar:
         self._secret_files = WatchedFiles(settings.secrets_dir / name for name in (SALT_KEY, CONTROL_TOKEN, API_KEYS))
         self._view_files = WatchedFiles([settings.view_file])
         self.failed = asyncio.Event()  # a part that should run for ever has not
+        self.no_accounts: str | None = None  # what the engine said that turned out to keep none
         self.traffic = Traffic()
         self.blocks = BlockBudget() if settings.kv_socket is None else None
         self.scheduler = Scheduler(clock=clock)
@@ -167,6 +168,7 @@ class Sidecar:
                         url,
                         on_ledger=self._ledger_changed,
                         on_restart=self.scheduler.engine_restarted,
+                        on_no_accounts=self._has_no_accounts,
                     ),
                     None,
                     (follow_steps(kv_session, self.scheduler.step),),
@@ -180,6 +182,7 @@ class Sidecar:
             sequences=settings.engine_slots,
             on_ledger=self._ledger_changed,
             on_restart=self.scheduler.engine_restarted,
+            no_accounts=settings.no_accounts,
         )
         yield link, Estimates(self.blocks, link.hits, self.lengths), ()
 
@@ -202,6 +205,12 @@ class Sidecar:
             key_algorithm=KEY_ALGORITHM,
             advice=self.divergence.advice(),
         )
+
+    def _has_no_accounts(self, why: str) -> None:
+        """Nothing was served yet: whoever runs this starts one that estimates."""
+        if self.no_accounts is None:
+            self.no_accounts = why
+            self.failed.set()
 
     # -- changes -------------------------------------------------------------------------------------------------------
 

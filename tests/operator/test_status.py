@@ -240,6 +240,17 @@ def test_quotas_are_enforced_when_engines_say_so(make_wanted: MakeWanted, make_r
     assert told(status_of(make_wanted()), "QuotaEnforced") == ("Unknown", "NotKnownYet")
 
 
+def test_a_vllm_that_the_plugin_does_not_know_is_told_apart_from_a_plain_one(
+    make_wanted: MakeWanted, make_replica: MakeReplica
+) -> None:
+    said = wire.Condition("QuotaEnforced", "False", "UnsupportedVersion", "vLLM 0.99.0 is not supported")
+    estimate = make_replica("chat-1", enforcement=wire.Enforcement.ESTIMATE_ONLY, conditions=(said,))
+    status = status_of(make_wanted(), make_replica(), estimate)
+    assert told(status, "QuotaEnforced") == ("False", "UnsupportedVersion")
+    (found,) = [each for each in status.conditions if each.type == "QuotaEnforced"]
+    assert found.message == "chat-1: vLLM 0.99.0 is not supported"
+
+
 def test_an_open_pool_says_that_nobody_is_asked(
     make_wanted: MakeWanted, make_replica: MakeReplica, spec: dict[str, Any]
 ) -> None:
