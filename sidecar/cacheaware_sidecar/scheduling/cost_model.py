@@ -24,6 +24,8 @@ _TERMS = 4
 # learned from short prompts would make a long one look absurd.
 _RIDGES = (1e-6, 1e-6, 1e-4, 1e-4)
 _BUDGET_FADE = 0.999
+_WORTHWHILE = 5.0  # times what every step costs
+_LARGEST_ASSUMED = 8192.0  # tokens
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,8 +59,13 @@ class CostModel:
 
     @property
     def step_tokens(self) -> float:
-        """The most tokens that the engine computes in one step, as far as it was seen; 0: nothing was."""
-        return self._largest_step
+        """The most tokens that the engine computes in one step: as many as it was seen with, or as many as make the
+        cost of every step a sixth. How many it would take is only seen where it is given as many.
+        """
+        prices = self.prices
+        if prices is None or prices.token <= 0:
+            return self._largest_step
+        return max(self._largest_step, min(_LARGEST_ASSUMED, _WORTHWHILE * prices.step / prices.token))
 
     @property
     def margin(self) -> float:
@@ -90,7 +97,7 @@ class CostModel:
         prices = self.prices
         if prices is None:
             return None
-        steps = max(1, math.ceil(uncached / max(1.0, self._largest_step)))
+        steps = max(1, math.ceil(uncached / max(1.0, self.step_tokens)))
         attended = uncached * cached + uncached * (uncached + 1) / 2
         read = steps * cached + uncached * (steps + 1) / 2  # tokens: each chunk reads all that precedes it
         return (
@@ -108,7 +115,7 @@ class CostModel:
         return prices.token * sequences + (prices.context + prices.byte * self.bytes_per_token) * context
 
     def full_step_seconds(self, *, load: float = 0.0) -> float | None:
-        return None if self._largest_step <= 0 else self.prefill_seconds(self._largest_step, load=load)
+        return None if self.step_tokens <= 0 else self.prefill_seconds(self.step_tokens, load=load)
 
 
 def _non_negative_solution(products: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:

@@ -167,6 +167,14 @@ class TestTheEngineIsKeptShortOfWork:
         assert wake is not None
         assert len(bench.ask(at=wake + 1e-6)) == 1
 
+    def test_an_engine_that_was_only_seen_with_little_to_do_is_given_more(self) -> None:
+        bench = Bench(view=EngineView(Slots(100)))
+        for number in range(2 * FEWEST_REPORTS):
+            tokens = 8 + number % 2
+            bench.scheduler.step(StepReport(1, tokens, 0, 0, 0, 0.1 + 0.0001 * tokens))
+        sent = bench.add(*(waiting(str(n), chr(97 + n), "plain") for n in range(20)))
+        assert len(sent) > 4, "a step costs as much as a thousand tokens: one prompt a step would waste the engine"
+
     def test_an_engine_that_reports_no_steps_gets_all_that_it_has_slots_for(self) -> None:
         bench = Bench(view=EngineView(Slots(7)))
         assert len(bench.add(*(waiting(str(n), chr(97 + n), "plain") for n in range(10)))) == 7
