@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cacheaware_api.v1alpha1 import EngineType, RebalancingMode, Tier
+from cacheaware_api.v1alpha1 import RebalancingMode, Tier
 from cacheaware_operator.cluster import names
 from cacheaware_operator.cluster.names import KubernetesObject
 from cacheaware_operator.plan import Wanted
@@ -42,16 +42,15 @@ def _rules(wanted: Wanted) -> Iterator[dict[str, Any]]:
     for tier in sorted(wanted.spec.tiers, key=lambda tier: tier.name):
         if tier.sla.time_to_first_token is not None or tier.sla.time_per_output_token is not None:
             yield _sla_missed(wanted, tier, pool, look)
-    if wanted.spec.engine.type is not EngineType.VLLM:  # of which it is known: the condition says EstimateOnly
-        yield _alert(
-            "CacheAwareQuotaNotEnforced",
-            f"(up{{{pool}}} == 1) unless on (namespace, pod) cacheaware_kv_capacity_blocks{{{pool}}}",
-            "30m",
-            "warning",
-            f"Quotas of pool {wanted.name} are not enforced on {{{{ $labels.pod }}}}",
-            f"The engine shows no ledger, so nobody knows who holds its blocks. Conditions: {look}; then look at the "
-            "logs of the containers engine and sidecar of the pod",
-        )
+    yield _alert(
+        "CacheAwareQuotaNotEnforced",
+        f"(up{{{pool}}} == 1) unless on (namespace, pod) cacheaware_kv_capacity_blocks{{{pool}}}",
+        "30m",
+        "warning",
+        f"Quotas of pool {wanted.name} are not enforced on {{{{ $labels.pod }}}}",
+        f"The engine shows no ledger, so nobody knows who holds its blocks. Conditions: {look}; then look at the "
+        "logs of the containers engine and sidecar of the pod",
+    )
     yield _alert(
         "CacheAwareMetricsStale",
         f"up{{{pool}}} == 0",

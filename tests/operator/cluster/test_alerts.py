@@ -57,10 +57,10 @@ def test_an_edited_promise_is_an_edited_rule(build_pool: BuildPool) -> None:
     assert "> 1 and" in rules["CacheAwareSLAMissed/gold"]["expr"]
 
 
-def test_of_a_vllm_it_is_known_that_quotas_are_estimates(build_pool: BuildPool) -> None:
-    assert "CacheAwareQuotaNotEnforced" in rules_of(build_pool())
-    pool = build_pool(engine={"type": "VLLM", "args": [], "kvCache": {}})
-    assert "CacheAwareQuotaNotEnforced" not in rules_of(pool)
+@pytest.mark.parametrize("engine", ["Torch", "VLLM"])
+def test_either_engine_that_shows_no_ledger_is_told(build_pool: BuildPool, engine: str) -> None:
+    pool = build_pool(engine={"type": engine, "args": [], "kvCache": {}})
+    assert "CacheAwareQuotaNotEnforced" in rules_of(pool)
 
 
 def test_only_a_pool_that_rebalances_can_be_frozen(build_pool: BuildPool) -> None:
