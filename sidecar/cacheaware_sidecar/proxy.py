@@ -39,7 +39,7 @@ from cacheaware_sidecar.prefix_key import (
 )
 from cacheaware_sidecar.record import Outcome, Record, Recorder
 from cacheaware_sidecar.relay import StreamRelay
-from cacheaware_sidecar.request_body import read_body
+from cacheaware_sidecar.request_body import BodyRoom, read_body
 from cacheaware_sidecar.rewrite import (
     Asked,
     for_engine,
@@ -47,6 +47,7 @@ from cacheaware_sidecar.rewrite import (
     parse_generation,
     parse_object,
     request_headers,
+    trace_id,
     without_private,
 )
 from cacheaware_sidecar.salt import cache_salt
@@ -59,6 +60,7 @@ from cacheaware_sidecar.traffic import Traffic
 from cacheaware_sidecar.view_source import ViewSource
 from cacheaware_sidecar.working_set import WorkingSets
 
+_MOST_READ_AT_ONCE = 256 * 1024 * 1024  # bytes of bodies that are on their way
 _LONG_BODY = 64 * 1024  # bytes: its work is cut into steps
 
 R = TypeVar("R", bound=web.StreamResponse)
@@ -97,6 +99,7 @@ class Proxy:
     ) -> None:
         self._settings = settings
         self._engine = engine
+        self._room = BodyRoom(max(_MOST_READ_AT_ONCE, settings.max_body_bytes))
         self._views = views
         self._secrets = secrets
         self._link = link
@@ -335,6 +338,7 @@ class Proxy:
             arrived=self._clock(),
             time=self._wall_clock(),
             label=label(request.headers.get("x-request-id")),
+            trace=trace_id(request.headers.get("traceparent")),
         )
 
     def _view(self) -> wire.View:
@@ -351,7 +355,11 @@ class Proxy:
     async def _read_body(self, request: web.Request) -> bytes:
         settings = self._settings
         return await read_body(
-            request, most=settings.max_body_bytes, seconds=settings.request_timeout, silence=settings.idle_timeout
+            request,
+            most=settings.max_body_bytes,
+            seconds=settings.request_timeout,
+            silence=settings.idle_timeout,
+            room=self._room,
         )
 
     async def _ask(self, request: web.Request, record: Record, body: bytes | None) -> web.Response:

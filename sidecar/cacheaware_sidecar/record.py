@@ -51,6 +51,7 @@ class Record:
     arrived: float
     time: float
     label: str | None = None
+    trace: str | None = None
     tier: str | None = None
     key_name: str | None = None
     sequences: int = 1
@@ -184,6 +185,7 @@ class Recorder:
             extra=values(
                 id=record.id,
                 label=record.label,
+                trace=record.trace,
                 path=record.path,
                 tier=record.tier,
                 key=record.key_name,
@@ -192,6 +194,8 @@ class Recorder:
                 reason=record.reason,
                 queue_ms=record.queued * 1000,
                 hold_ms=record.held * 1000,
+                flush=record.flush_reason if record.held else None,
+                group=record.group,
                 ttft_ms=None if first is None else first * 1000,
                 total_ms=(self._clock() - record.arrived) * 1000,
                 prompt_tokens=None if usage is None else usage.prompt_tokens,

@@ -8,14 +8,37 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from cacheaware_sidecar.errors import BadRequest, TooLarge, TooSlow, UnknownCoding
+from cacheaware_sidecar.errors import BadRequest, Busy, Reason, TooLarge, TooSlow, UnknownCoding
 
 _DECODED = frozenset({"", "identity", "gzip", "deflate"})  # by the HTTP library, as the bytes come
 
 
-async def read_body(request: web.Request, *, most: int, seconds: float, silence: float) -> bytes:
+class BodyRoom:
+    """The bytes of all bodies that are being read: clients that send slowly, together, must not fill the memory."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.taken = 0
+
+    def take(self, size: int) -> None:
+        """Raises `Busy`."""
+        if self.taken + size > self._most:
+            raise Busy(
+                "too many large requests arrive at once: try again in a moment",
+                reason=Reason.QUEUE_FULL,
+                retry_after=1.0,
+            )
+        self.taken += size
+
+    def give(self, size: int) -> None:
+        self.taken -= size
+
+
+async def read_body(
+    request: web.Request, *, most: int, seconds: float, silence: float, room: BodyRoom | None = None
+) -> bytes:
     """At most `most` bytes, counted as they come and after any decoding, in at most so many seconds and without a
-    longer silence. Raises `TooLarge`, `TooSlow`, `UnknownCoding` or `BadRequest`.
+    longer silence. Raises `TooLarge`, `TooSlow`, `UnknownCoding`, `BadRequest`, or `Busy` for no room.
     """
     coding = request.headers.get("Content-Encoding", "").strip().lower()
     if coding not in _DECODED:
@@ -32,7 +55,10 @@ async def read_body(request: web.Request, *, most: int, seconds: float, silence:
         async with asyncio.timeout(None) as limit:
             while not request.content.at_eof():
                 limit.reschedule(min(end, loop.time() + silence))
-                body += await request.content.readany()
+                chunk = await request.content.readany()
+                if room is not None:
+                    room.take(len(chunk))
+                body += chunk
                 if len(body) > most:
                     raise TooLarge(most)
     except TimeoutError:
@@ -42,4 +68,7 @@ async def read_body(request: web.Request, *, most: int, seconds: float, silence:
         ) from None
     except (web.RequestPayloadError, aiohttp.ClientError, HttpProcessingError) as error:
         raise BadRequest(f"the body cannot be read ({type(error).__name__})") from None
+    finally:
+        if room is not None:
+            room.give(len(body))
     return bytes(body)

@@ -41,6 +41,7 @@ _OURS = frozenset(
     {"content-length", "content-encoding", "x-request-id", "server", "date", "set-cookie", "server-timing"}
 )
 
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _LABEL = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -155,6 +156,12 @@ def named_in_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
 def label(text: str | None) -> str | None:
     """A caller's own request id, if it is harmless in a log; it is never used as an id."""
     return text if text is not None and _LABEL.fullmatch(text) else None
+
+
+def trace_id(traceparent: str | None) -> str | None:
+    """The trace that a request belongs to (W3C trace context), for the log; the header itself goes on as it came."""
+    found = _TRACEPARENT.fullmatch(traceparent or "")
+    return found[1] if found and found[1].strip("0") else None
 
 
 def _finite(text: str) -> float:

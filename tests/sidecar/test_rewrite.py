@@ -17,6 +17,7 @@ from cacheaware_sidecar.rewrite import (
     parse_generation,
     request_headers,
     response_headers,
+    trace_id,
     without_private,
 )
 
@@ -245,6 +246,20 @@ class TestHeaders:
     )
     def test_framing_of_an_answer_is_not_copied(self, name: str) -> None:
         assert response_headers([(name, "x")]) == []
+
+    @pytest.mark.parametrize(
+        ("header", "trace"),
+        [
+            pytest.param(f"00-{'ab' * 16}-{'cd' * 8}-01", "ab" * 16, id="a trace"),
+            pytest.param(f"cc-{'ab' * 16}-{'cd' * 8}-01-what-comes-later", "ab" * 16, id="a later version"),
+            pytest.param(f"00-{'0' * 32}-{'cd' * 8}-01", None, id="all zeros"),
+            pytest.param(f"00-{'AB' * 16}-{'cd' * 8}-01", None, id="capitals"),
+            pytest.param("a line\nbreak", None, id="nonsense"),
+            pytest.param(None, None, id="none"),
+        ],
+    )
+    def test_the_log_names_the_trace(self, header: str | None, trace: str | None) -> None:
+        assert trace_id(header) == trace
 
     @pytest.mark.parametrize(
         ("text", "kept"),

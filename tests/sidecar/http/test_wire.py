@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cacheaware_sidecar.http_server import LARGEST_HEADER
+from cacheaware_sidecar.request_body import BodyRoom
 from cacheaware_sidecar.testing import Behaviour, StubEngine
 from cacheaware_sidecar.testing_http import raw_connection, raw_exchange, raw_post
 from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar
@@ -228,3 +229,32 @@ class TestLeaving:
         await eventually(sidecar.is_idle)
         for request in engine.requests:
             await asyncio.wait_for(request.left.wait(), 1)
+
+
+class TestMemory:
+    async def test_bodies_on_their_way_have_room_together_and_give_it_back(
+        self, sidecar: Running, engine: StubEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        room = BodyRoom(1_500_000)
+        monkeypatch.setattr(sidecar.sidecar.proxy, "_room", room)
+        body = json.dumps({"prompt": "x" * 1_000_000}).encode()
+        async with raw_connection(sidecar.url) as first, raw_connection(sidecar.url) as second:
+            await first.send(raw_post(body[:900_000], length=str(len(body)).encode()))
+            await eventually(lambda: room.taken == 900_000)
+            await second.send(raw_post(body, b"Connection: close"))
+            refused = await second.rest(until=b"}}")
+            assert (refused.status, refused.error["code"]) == (429, "queue-full")
+            await first.send(body[900_000:])
+            assert (await first.rest(until=b"}}}")).status == 200
+        await eventually(lambda: room.taken == 0)
+        assert len(engine.requests) == 1
+
+    async def test_a_client_that_leaves_in_its_body_gives_its_room_back(
+        self, sidecar: Running, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        room = BodyRoom(1_500_000)
+        monkeypatch.setattr(sidecar.sidecar.proxy, "_room", room)
+        async with raw_connection(sidecar.url) as leaver:
+            await leaver.send(raw_post(b"x" * 500_000, length=b"900000"))
+            await eventually(lambda: room.taken == 500_000)
+        await eventually(lambda: room.taken == 0)
