@@ -21,10 +21,12 @@ from typing import Any
 
 from cacheaware.replay.errors import ReplayError
 from cacheaware.replay.trace import Trace, TraceRequest
+from cacheaware_api import wire
 
 MOONCAKE_BLOCK = 512
 WEKA_BLOCK = 64
-TYPICAL_OUTPUT = 128  # tokens, where a log does not tell
+TYPICAL_OUTPUT = 128  # tokens, of requests in an explain log
+_DECISIONS = b'"decisions"'
 WEKA_START_HOURS = 1.0  # sessions have no common clock: they start at random within so much
 
 
@@ -72,11 +74,12 @@ def trace_file(path: Path) -> TraceFile:
     name = path.name.split(".")[0]
     if path.is_dir() or tarfile.is_tarfile(path):
         return TraceFile(path, name, TraceFormat.WEKA, WEKA_BLOCK)
-    with path.open("rb") as file:
-        start = file.read(65_536)
+    start = _beginning(path)
     first = start.split(b"\n", 1)[0].strip()
     if first.startswith(b"TIMESTAMP,"):
         return TraceFile(path, name, TraceFormat.AZURE, None)
+    if _DECISIONS in start:
+        return TraceFile(path, name, TraceFormat.EXPLAIN, None)
     row: Any = None
     try:
         row = json.loads(first)
@@ -88,12 +91,12 @@ def trace_file(path: Path) -> TraceFile:
             return TraceFile(path, name, TraceFormat.MOONCAKE, MOONCAKE_BLOCK)
         if "requests" in row and "block_size" in row:
             return TraceFile(path, name, TraceFormat.WEKA, WEKA_BLOCK)
-        if "request_id" in row and "tier" in row:
+        if "requestId" in row and "tier" in row:
             return TraceFile(path, name, TraceFormat.EXPLAIN, None)
     raise ReplayError(
         f"{path}: not a trace that can be read. Known are Mooncake's JSON lines (timestamp, input_length, "
         "output_length, hash_ids), WEKA's sessions (a .json, a folder or a tar archive of them), Azure's CSV "
-        "(TIMESTAMP, ContextTokens, GeneratedTokens), and JSON lines of a sidecar's /pool/explain"
+        "(TIMESTAMP, ContextTokens, GeneratedTokens), and what a sidecar's /pool/explain answers"
     )
 
 
@@ -210,37 +213,40 @@ def _explain(path: Path, block_size: int, _: random.Random) -> _Read:
     left_out = 0
     fresh = itertools.count()
     chains: dict[str, list[int]] = {}
-    for where, row in _json_lines(path):
-        tokens = row.get("prompt_tokens")
-        if not isinstance(tokens, int) or tokens < 1:
+    for where, row in _decisions(path):
+        try:
+            decision = wire.from_json(wire.Decision, row)
+        except wire.WireError as error:
+            raise ReplayError(f"{where}: no decision of a sidecar: {error}") from None
+        tokens = decision.prompt_tokens
+        if tokens is None or tokens < 1:
             left_out += 1
             continue
-        tier = row.get("tier")
-        if not isinstance(tier, str):
-            raise ReplayError(f"{where}: tier must be a name")
-        hit = row.get("hit_tokens")
         full = tokens // block_size
-        shared = min(full, (hit if isinstance(hit, int) else 0) // block_size)
-        chain = chains.setdefault(f"{tier}/{row.get('group')}", [])
+        shared = min(full, (decision.hit_tokens or 0) // block_size)
+        chain = chains.setdefault(f"{decision.tier}/{decision.group}", [])
         chain.extend(itertools.islice(fresh, max(0, shared - len(chain))))
         blocks = (*chain[:shared], *itertools.islice(fresh, full - shared))
-        output = row.get("output_tokens")
-        requests.append(
-            TraceRequest(
-                at=_number(where, row, "time"),
-                prompt_tokens=tokens,
-                output_tokens=max(1, output) if isinstance(output, int) else TYPICAL_OUTPUT,
-                blocks=blocks,
-                tier=tier,
-            )
-        )
+        requests.append(TraceRequest(decision.time, tokens, TYPICAL_OUTPUT, blocks, decision.tier))
     notes = [
         f"{path.name}: an explain log holds no prompts: what was cached is taken as one common beginning for each tier "
-        f"and group, the rest as the request's own; unknown answers have {TYPICAL_OUTPUT} tokens"
+        f"and group, the rest as the request's own; answers are taken to have {TYPICAL_OUTPUT} tokens"
     ]
     if left_out:
         notes.append(f"{path.name}: {left_out} requests that the engine never counted are left out")
     return requests, notes
+
+
+def _decisions(path: Path) -> Iterator[tuple[str, Any]]:
+    """Of a saved answer of `/pool/explain`, or a decision on each line."""
+    if _DECISIONS in _beginning(path):
+        answer = _json(str(path), path.read_bytes())
+        rows = answer.get("decisions") if isinstance(answer, dict) else None
+        if not isinstance(rows, list):
+            raise ReplayError(f"{path}: decisions must be a list, as /pool/explain answers")
+        yield from ((f"{path}: decisions[{number}]", row) for number, row in enumerate(rows))
+    else:
+        yield from _json_lines(path)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -252,6 +258,11 @@ _READERS: dict[TraceFormat, Callable[[Path, int, random.Random], _Read]] = {
     TraceFormat.AZURE: _azure,
     TraceFormat.EXPLAIN: _explain,
 }
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(65_536)
 
 
 def _json_lines(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:

@@ -12,6 +12,7 @@ import pytest
 from cacheaware.replay.errors import ReplayError
 from cacheaware.replay.trace import Trace
 from cacheaware.replay.trace_formats import TYPICAL_OUTPUT, TraceFormat, trace_file
+from cacheaware_api import wire
 
 SHARED = Path(os.environ.get("CACHEAWARE_SHARED", "../shared"))
 
@@ -123,22 +124,38 @@ class TestAzure:
 
 
 class TestExplainLog:
-    def test_what_was_cached_is_taken_as_a_common_beginning(self, tmp_path: Path) -> None:
-        row = {"request_id": "a", "time": 100.0, "tier": "gold", "queue_ms": 1, "hold_ms": 0, "group": "g"}
-        path = lines(
-            tmp_path / "explain.jsonl",
-            row | {"prompt_tokens": 64, "hit_tokens": 32},
-            row | {"time": 101.0, "prompt_tokens": 48, "hit_tokens": 40, "output_tokens": 9},
-            row | {"time": 102.0, "prompt_tokens": 48, "hit_tokens": 40, "group": "other"},
-            row | {"time": 103.0, "outcome": "rejected"},
-        )
-        trace = read(path, 16)
-        first, second, third = trace.requests
-        assert (first.at, first.tier, first.output_tokens, second.output_tokens) == (0.0, "gold", TYPICAL_OUTPUT, 9)
+    DECISIONS = (
+        wire.Decision("a", 100.0, "gold", 1.0, 0.0, "idle", "answered", "g", prompt_tokens=64, hit_tokens=32),
+        wire.Decision("b", 101.0, "gold", 1.0, 0.0, "idle", "answered", "g", prompt_tokens=48, hit_tokens=40),
+        wire.Decision("c", 102.0, "gold", 1.0, 0.0, "idle", "answered", "h", prompt_tokens=48, hit_tokens=40),
+        wire.Decision("d", 103.0, "gold", 1.0, 0.0, "idle", "rejected"),
+    )
+
+    def answer(self) -> dict[str, object]:
+        """As a sidecar's control side gives it, the newest first."""
+        return {"decisions": [wire.to_json(each) for each in reversed(self.DECISIONS)], "advice": []}
+
+    @pytest.mark.parametrize("indent", [pytest.param(None, id="as it came"), pytest.param(2, id="made readable")])
+    def test_what_was_cached_is_taken_as_a_common_beginning(self, tmp_path: Path, indent: int | None) -> None:
+        (tmp_path / "explain.json").write_text(json.dumps(self.answer(), indent=indent))
+        trace = read(tmp_path / "explain.json", 16)
+        third, second, first = sorted(trace.requests, key=lambda each: -each.at)
+        assert (first.at, first.tier, first.output_tokens) == (0.0, "gold", TYPICAL_OUTPUT)
+        assert [len(each.blocks) for each in (first, second, third)] == [4, 3, 3]
         assert first.blocks[:2] == second.blocks[:2]
         assert not set(first.blocks[2:]) & set(second.blocks)
         assert not set(first.blocks) & set(third.blocks)
         assert any("1 requests" in note for note in trace.notes)
+
+    def test_may_be_a_decision_on_each_line_as_collected_over_time(self, tmp_path: Path) -> None:
+        path = lines(tmp_path / "explain.jsonl", *(wire.to_json(each) for each in self.DECISIONS))
+        assert [each.at for each in read(path, 16).requests] == [0.0, 1.0, 2.0]
+
+    def test_a_decision_that_is_none_is_named(self, tmp_path: Path) -> None:
+        answer = {"decisions": [{"requestId": "a", "tier": "gold"}]}
+        (tmp_path / "explain.json").write_text(json.dumps(answer))
+        with pytest.raises(ReplayError, match=r"decisions\[0\]: no decision of a sidecar"):
+            read(tmp_path / "explain.json", 16)
 
 
 @pytest.mark.parametrize(
