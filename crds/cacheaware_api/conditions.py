@@ -46,7 +46,7 @@ class Reason(StrEnum):
 
     # Stalled
     INVALID_SPEC = "InvalidSpec"
-    NOT_SUPPORTED = "NotSupported"  # a valid field that this release does not act on yet
+    NOT_SUPPORTED = "NotSupported"  # a replica cannot do what the view asks of it
     FIELD_CONFLICT = "FieldConflict"
     SCHEMA_OUTDATED = "SchemaOutdated"
     SECRET_NOT_FOUND = "SecretNotFound"

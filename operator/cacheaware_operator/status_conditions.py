@@ -108,7 +108,7 @@ def _reconciling(wanted: Wanted, revision: wire.Revision, snapshot: Snapshot) ->
         return true(Reason.SCALING, f"{len(snapshot.replicas)} replicas, {wanted.spec.replicas} wanted")
     for name, part in parts:
         if part.state is PartState.STARTING:
-            return true(Reason.STARTING, f"{name}: the {part.name} starts: {part.message}")
+            return true(Reason.STARTING, f"{name}: the {part.name} starts" + (f": {part.message}" if part.message else ""))
     if behind:
         return true(Reason.APPLYING_VIEW, f"revision {revision.number} is not in force yet on {', '.join(behind)}")
     return None
