@@ -153,7 +153,7 @@ class Recorder:
 
     def _count(self, record: Record) -> None:
         metrics, tier = self._metrics, record.tier or _NO_TIER
-        metrics.requests.labels(tier, record.outcome).inc()
+        metrics.requests.labels(tier, str(record.outcome)).inc()
         if record.reason is not None:
             metrics.rejections.labels(tier, record.reason).inc()
         if record.tier is None:
