@@ -108,7 +108,8 @@ def _reconciling(wanted: Wanted, revision: wire.Revision, snapshot: Snapshot) ->
         return true(Reason.SCALING, f"{len(snapshot.replicas)} replicas, {wanted.spec.replicas} wanted")
     for name, part in parts:
         if part.state is PartState.STARTING:
-            return true(Reason.STARTING, f"{name}: the {part.name} starts" + (f": {part.message}" if part.message else ""))
+            why = f": {part.message}" if part.message else ""
+            return true(Reason.STARTING, f"{name}: the {part.name} starts{why}")
     if behind:
         return true(Reason.APPLYING_VIEW, f"revision {revision.number} is not in force yet on {', '.join(behind)}")
     return None
