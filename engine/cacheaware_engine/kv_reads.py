@@ -26,6 +26,8 @@ def extents(table: Sequence[int]) -> list[tuple[int, int]]:
     """Maximal stretches of consecutive block numbers, as index ranges of `table`."""
     if not table:
         return []
+    if list(table) == list(range(table[0], table[0] + len(table))):  # as it mostly is: compared without a loop
+        return [(0, len(table))]
     cuts = [index for index, step in enumerate(map(sub, table[1:], table), 1) if step != 1]
     return list(zip([0, *cuts], [*cuts, len(table)], strict=True))
 

@@ -11,6 +11,7 @@ that another one fills in the same step.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -328,14 +329,21 @@ class _Layout:
         """Distinct stored tokens that full attention needs. A decode reads its whole context, its own token included;
         a chunk reads its prefix, and its own keys and values straight from the projections."""
         size = self.store.block_size
+        beginnings = Counter(item.table[0] for item in self.work)
+        alone = 0
         seen: set[int] = set()
         partial: dict[int, int] = {}  # block -> most of its tokens that some sequence reads
         for item in self.work:
-            full, rest = divmod(item.end if len(item.tokens) == 1 else item.start, size)
+            tokens = item.end if len(item.tokens) == 1 else item.start
+            if beginnings[item.table[0]] == 1:  # who shares no first block shares none
+                alone += tokens
+                continue
+            full, rest = divmod(tokens, size)
             seen.update(item.table[:full])
             if rest:
                 partial[item.table[full]] = max(rest, partial.get(item.table[full], 0))
-        return len(seen) * size + sum(tokens for block, tokens in partial.items() if block not in seen)
+        shared = len(seen) * size + sum(tokens for block, tokens in partial.items() if block not in seen)
+        return alone + shared
 
 
 def bucket_sizes(lengths: Sequence[int]) -> list[int]:

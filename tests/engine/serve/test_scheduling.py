@@ -275,3 +275,17 @@ def test_when_the_one_who_computes_a_prefix_is_aborted_another_goes_on(tiny: Loa
     engine.run()
     assert len(follower.tokens()) == 4
     engine.assert_empty()
+
+
+def test_an_important_request_gets_a_slot_from_four_that_best_effort_filled(tiny: LoadedModel) -> None:
+    engine = SteppedEngine(tiny, num_blocks=80, max_num_seqs=4)
+    engine.engine.set_quotas(quotas(critical=(40, 80), batch=(0, 80)))
+    slow = [engine.submit([number] * 6, 40, tier="batch") for number in range(4)]
+    engine.step()
+    assert all(output.tokens() for output in slow), "all four slots are taken"
+    urgent = engine.submit([99] * 6, 2, tier="critical")
+    engine.step()
+    assert urgent.tokens(), "it does not wait for one of them to end"
+    engine.run()
+    assert all(len(output.tokens()) == 40 for output in slow), "who made room goes on where it was"
+    engine.assert_empty()
