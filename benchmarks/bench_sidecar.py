@@ -48,7 +48,7 @@ class Size:
     large_prompts: int
 
 
-FULL = Size(rounds=7, latency_seconds=8, saturation_seconds=5, stream_seconds=15, large_prompts=5)
+FULL = Size(rounds=7, latency_seconds=6, saturation_seconds=3, stream_seconds=15, large_prompts=3)
 QUICK = Size(rounds=2, latency_seconds=2, saturation_seconds=1.5, stream_seconds=5, large_prompts=2)
 
 

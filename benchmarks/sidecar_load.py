@@ -19,9 +19,11 @@ _END = b"0\r\n\r\n"
 
 def chat(prompt: str, *, stream: tuple[int, float] | None = None) -> bytes:
     """A body; `stream` is how many chunks, and the seconds between two of them."""
+    if stream is not None:
+        prompt = f"#{stream[0]},{stream[1]}#{prompt}"
     body: dict[str, object] = {"model": "stub-model", "messages": [{"role": "user", "content": prompt}]}
     if stream is not None:
-        body |= {"stream": True, "user": f"{stream[0]},{stream[1]}"}
+        body["stream"] = True
     return json.dumps(body, separators=(",", ":")).encode()
 
 

@@ -1,7 +1,7 @@
 """The engine behind every subject of `bench_sidecar`: answers at once or streams at a given pace, and costs little.
 
-`python -m benchmarks.sidecar_stub PORT KV_SOCKET`. A request says in its `user` field what it wants:
-`<chunks>,<seconds between two of them>`; each chunk carries the clock's time at which it was sent.
+`python -m benchmarks.sidecar_stub PORT KV_SOCKET`. A prompt that begins with `#<chunks>,<seconds>#` gets so many chunks,
+so many seconds apart (not every router passes other fields on); each carries the clock's time at which it was sent.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _LAST = json.dumps(
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
+_MARK_WITHIN = 4096  # bytes: heads and whatever fields come first
 
 
 class Engine(asyncio.Protocol):
@@ -94,11 +95,11 @@ class Engine(asyncio.Protocol):
             body = b'{"status":"ok","object":"list","data":[{"id":"stub-model","object":"model","owned_by":"stub"}]}'
             self._transport.write(_whole(body))
             return
-        found = request.rfind(b'"user":')
+        found = request.find(b'"#', 0, _MARK_WITHIN)
         if found < 0:
             self._transport.write(_whole(_ANSWER))
             return
-        chunks, pace = request[found + 7 :].split(b'"', 2)[1].split(b",")
+        chunks, pace = request[found + 2 :].split(b"#", 1)[0].split(b",")
         self._transport.write(_STREAM_HEAD)
         self._next(int(chunks), float(pace))
 

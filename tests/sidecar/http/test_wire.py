@@ -258,3 +258,21 @@ class TestMemory:
             await leaver.send(raw_post(b"x" * 500_000, length=b"900000"))
             await eventually(lambda: room.taken == 500_000)
         await eventually(lambda: room.taken == 0)
+
+
+async def test_while_draining_answers_close_the_connection(sidecar: Running, engine: StubEngine) -> None:
+    let_go = asyncio.Event()
+    engine.behaviour = Behaviour(hold=let_go)
+    async with raw_connection(sidecar.url) as inside:
+        await inside.send(raw_post(STREAM))
+        await engine.count(1)
+        sidecar.sidecar.traffic.draining = True
+        refused = await raw_exchange(sidecar.url, raw_post(HI))
+        assert (refused.status, refused.closed, refused.error["code"]) == (503, True, "draining")
+        assert "connection: close" in refused.head
+        assert "retry-after: 1" in refused.head
+        assert (await raw_exchange(sidecar.url, GET.replace(b"healthz", b"readyz"))).status == 503
+        let_go.set()
+        answer = await inside.rest()
+    assert (answer.status, answer.closed) == (200, True)
+    assert b"data: [DONE]" in answer.body
