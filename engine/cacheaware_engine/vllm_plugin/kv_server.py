@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import socketserver
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +27,8 @@ from cacheaware_engine.blocks import QuotaRefused, StaleRevision
 
 from .control import Control
 from .errors import PluginRefused
+
+log = logging.getLogger("vllm.cacheaware")
 
 REPORTS_PER_SECOND = 20
 MAX_WAIT_S = 60
@@ -73,7 +77,8 @@ class KvServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         return connection, ("kv", 0)  # a Unix socket's client has no address, and the handler wants one
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):  # a client that went away is no news
+            log.exception("cacheaware: a connection of the KV side failed")
 
 
 def serve(control: Control, path: Path) -> KvServer:
@@ -153,6 +158,11 @@ class _Handler(_JsonHandler):
             self.refuse(409, str(error), "stale_revision", "revision")
         except QuotaRefused as error:
             self.refuse(422, str(error), "quota_refused")
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception:
+            log.exception("cacheaware: a request of the KV side failed")
+            self.refuse(500, "the KV side failed on this request: see vLLM's log", "internal_error")
 
     # -- routes -------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
@@ -98,8 +99,9 @@ class TierScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not there 
         with self.lock:
             self.accounts.step_begins()
             self._grow_running()
-            self._reclaim()
-            self._rouse_idle_engine()
+            if self.pause_state is PauseState.UNPAUSED:
+                self._reclaim()
+                self._rouse_idle_engine()
             self._in_step = True
             try:
                 output = super().schedule(*args, **kwargs)

@@ -46,6 +46,7 @@ SEAMS = (
             "reset_prefix_cache": ("self",),
             "_preempt_request": ("self", "request", "timestamp"),
             "_handle_blocked_waiting_request": ("self", "request"),
+            "pause_state": ("self",),
         },
         ("vllm_config", "kv_cache_config", "kv_cache_manager", "requests", "running", "block_size", "max_model_len"),
     ),

@@ -152,6 +152,18 @@ def test_what_is_wrong_is_said_and_the_connection_lives_on(
     assert ask(connection, "GET", "/kv/ledger")[0] == 200
 
 
+def test_a_fault_of_ours_is_an_answer_and_a_line_in_the_log(
+    connection: Connection, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(prefix: wire.PublicPrefix) -> Sequence[int]:
+        raise OSError("the tokenizer's file is gone")
+
+    monkeypatch.setattr(engine.control._tokens, "of", fail)
+    status, body = ask(connection, "PUT", "/kv/public", {"prefixes": [{"name": "assistant", "text": "abc"}]})
+    assert (status, body["error"]["code"]) == (500, "internal_error")
+    assert "the tokenizer's file is gone" in caplog.text
+
+
 def test_steps_are_told_as_events(connection: Connection, engine: Engine) -> None:
     class Output:
         total_num_scheduled_tokens = 3
