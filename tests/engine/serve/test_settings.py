@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cacheaware_engine.settings import DType, LogFormat, Settings, parse
+from cacheaware_engine.settings import DType, KvDtype, LogFormat, Settings, parse
 
 
 def least(tmp_path: Path) -> list[str]:
@@ -56,7 +56,7 @@ def test_what_is_given_is_kept(tmp_path: Path) -> None:
         pytest.param("--num-kv-blocks 9 --kv-cache-memory 1Gi", "--num-kv-blocks", id="blocks and memory"),
         pytest.param("--block-size 0", "--block-size", id="empty blocks"),
         pytest.param("--block-size 1.5", "--block-size", id="half a token"),
-        pytest.param("--kv-cache-dtype int8", "--kv-cache-dtype", id="a cache dtype that is not built"),
+        pytest.param("--kv-cache-dtype int4", "--kv-cache-dtype", id="a cache dtype that is not built"),
         pytest.param("--max-model-len 1", "--max-model-len", id="no room for output"),
         pytest.param("--max-num-seqs 0", "--max-num-seqs", id="no sequences"),
         pytest.param(
@@ -112,3 +112,15 @@ def test_the_servers_come_up_without_torch() -> None:
     """What answers 503 while the model loads must not wait for torch to be imported."""
     script = "import sys, cacheaware_engine.process\nassert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("dtype", list(KvDtype))
+def test_keys_and_values_are_stored_as_said(tmp_path: Path, dtype: KvDtype) -> None:
+    flags = ["--model", "m", "--kv-socket", str(tmp_path / "kv.sock"), f"--kv-cache-dtype={dtype}"]
+    assert parse(flags).kv_cache_dtype is dtype
+
+
+def test_sharing_reads_is_on_unless_it_is_turned_off(tmp_path: Path) -> None:
+    flags = ["--model", "m", "--kv-socket", str(tmp_path / "kv.sock")]
+    assert parse(flags).share_prefix_reads
+    assert not parse([*flags, "--no-share-prefix-reads"]).share_prefix_reads
