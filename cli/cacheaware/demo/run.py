@@ -31,9 +31,11 @@ from cacheaware.local_pool import LocalPool, Options
 from cacheaware.model_fetch import ModelUnavailable, fetch_model
 from cacheaware.state_file import AlreadyRunning
 from cacheaware_api import durations, wire
+from cacheaware_api.engine_flags import EngineType
 from cacheaware_api.objects import PoolFile, read_pool_file
 from cacheaware_operator.errors import OperatorError, StartFailed, Unreachable
 from cacheaware_operator.fleet import PartState
+from cacheaware_operator.local_fleet import Programs
 from cacheaware_operator.reconciler import Pass
 from cacheaware_operator.sidecar_client import SidecarClient
 
@@ -46,22 +48,32 @@ class DemoFailed(Exception):
     """The demo could not measure; the text says why."""
 
 
-def main(folder: Path, display: Display, console: Console) -> int:
+def main(
+    folder: Path,
+    display: Display,
+    console: Console,
+    engine: EngineType = EngineType.TORCH,
+    programs: Programs | None = None,
+) -> int:
     """Run the demo and leave its results in `folder`; the exit code: 0 if it could measure, 130 if interrupted."""
-    demo = _Demo(folder, display, console)
+    demo = _Demo(folder, display, console, engine, programs or Programs())
     code = asyncio.run(until_signalled(demo.run(), demo.kill))
     return 130 if code is None else code
 
 
-def pool_file(quotas: bool) -> PoolFile:
+def pool_file(quotas: bool, engine: EngineType = EngineType.TORCH) -> PoolFile:
     """The demo's pool, or the same with every tier at nominal 0 and retention 0s: then all share one LRU cache."""
     text = resources.files(__package__).joinpath("pool.yaml").read_text(encoding="utf-8")
-    if quotas:
-        return read_pool_file(text.encode())
     pool, *others = yaml.safe_load_all(text)
-    for tier in pool["spec"]["tiers"]:
-        tier["quota"] = {"nominalPercent": 0}
-        tier["retention"] = "0s"
+    if engine is EngineType.VLLM:
+        pool["spec"]["engine"]["type"] = str(engine)
+        # As the Torch engine computes it, and without minutes of compiling for a load of two.
+        pool["spec"]["engine"]["args"] += ["--dtype=float32", "--enforce-eager"]
+        pool["spec"]["engine"]["env"] = [{"name": "HF_HUB_OFFLINE", "value": "1"}]  # the model is a folder
+    if not quotas:
+        for tier in pool["spec"]["tiers"]:
+            tier["quota"] = {"nominalPercent": 0}
+            tier["retention"] = "0s"
     return read_pool_file(yaml.safe_dump_all([pool, *others]).encode())
 
 
@@ -97,8 +109,12 @@ def used_blocks(ledger: wire.Ledger) -> dict[str, int]:
 
 
 class _Demo:
-    def __init__(self, folder: Path, display: Display, console: Console) -> None:
+    def __init__(
+        self, folder: Path, display: Display, console: Console, engine: EngineType, programs: Programs
+    ) -> None:
         self._folder = folder
+        self._engine = engine
+        self._programs = programs
         self._display = display
         self._console = console
         self._pool: LocalPool | None = None
@@ -124,7 +140,7 @@ class _Demo:
         return 0 if all(figure.failed == 0 for figure in found.figures) else 1
 
     async def _measure(self, load: Load) -> Report:
-        with_quotas = pool_file(quotas=True)
+        with_quotas = pool_file(quotas=True, engine=self._engine)
         model = with_quotas.pool.spec.model
         async with self._started(with_quotas) as pool, aiohttp.ClientSession(timeout=_no_limit()) as session:
             (place,) = pool.replicas
@@ -151,7 +167,7 @@ class _Demo:
     @contextlib.asynccontextmanager
     async def _started(self, file: PoolFile) -> AsyncIterator[LocalPool]:
         self._display.progress("Starting")
-        options = Options(port=0)
+        options = Options(port=0, programs=self._programs)
         async with LocalPool.start(file, options, self._on_pass, self._get_model) as pool:
             self._pool = pool
             await pool.ready()
@@ -170,7 +186,7 @@ class _Demo:
             self._display.progress(f"Starting: {', '.join(waiting)}" if waiting else "Handing out quotas")
 
     async def _switch(self, pool: LocalPool, *, quotas: bool) -> None:
-        if pool.edit(pool_file(quotas)).live:
+        if pool.edit(pool_file(quotas, self._engine)).live:
             await pool.acknowledged()
 
     async def _run_once(self, load: Load, number: int, kind: str, client: Client, ledgers: _Ledgers) -> Run:
