@@ -46,7 +46,8 @@ class CostModel:
         self._residuals: deque[float] = deque(maxlen=_RESIDUALS)
         self._prices: StepPrices | None = None
         self._solved_at = 0  # reports
-        self._largest_step = 0.0  # tokens
+        self._largest_step = 0.0  # tokens that it was seen with
+        self._assumed_step = 0.0  # tokens that it would pay to give it
         self.bytes_per_token = 0
 
     @property
@@ -55,6 +56,8 @@ class CostModel:
         if self._reports >= FEWEST_REPORTS and self._solved_at != self._reports:
             self._prices = StepPrices(*_non_negative_solution(self._products, self._targets))
             self._solved_at = self._reports
+            step, token = self._prices.step, self._prices.token
+            self._assumed_step = min(_LARGEST_ASSUMED, _WORTHWHILE * step / token) if token > 0 else 0.0
         return self._prices
 
     @property
@@ -62,10 +65,7 @@ class CostModel:
         """The most tokens that the engine computes in one step: as many as it was seen with, or as many as make the
         cost of every step a sixth. How many it would take is only seen where it is given as many.
         """
-        prices = self.prices
-        if prices is None or prices.token <= 0:
-            return self._largest_step
-        return max(self._largest_step, min(_LARGEST_ASSUMED, _WORTHWHILE * prices.step / prices.token))
+        return self._largest_step if self.prices is None else max(self._largest_step, self._assumed_step)
 
     @property
     def margin(self) -> float:

@@ -35,6 +35,7 @@ from cacheaware_sidecar.scheduling.requests import (
 OUTPUT_PRICE = 2.0  # of a generated token, where one of the prompt that has to be computed costs 1
 STEPS_AHEAD = 2.0  # prompts for so many full steps are sent ahead: more would be ordered by the engine, not here
 ENGINE_QUEUE = 2  # requests that wait inside the engine for blocks before others stay here
+MOST_HELD = 64  # at a time; one decision takes no longer, however many share a prefix
 _PACE_SMOOTHING = 0.1
 _TICK = 1e-6  # seconds; less is rounding, and no reason to wait
 
@@ -323,7 +324,7 @@ class Scheduler:
         """None: it goes now."""
         flushed = self._flushed.get(request.id)
         window = self._terms.get(request.tier, Terms()).window - (0.0 if flushed is None else flushed.held)
-        if window <= 0 or not self._inside:
+        if window <= _TICK or not self._inside or len(self._holds) >= MOST_HELD:
             return None
         path = self._groups.path_of(request.id)
         leader = self._computing.leader(path)
@@ -337,7 +338,16 @@ class Scheduler:
             return None
         slack = self._slack_until(request, now)
         behind = None if leader is None else leader.id
-        return hold(request, now, window=window, slack_until=slack, leader=behind, group=group)
+        held = hold(request, now, window=window, slack_until=slack, leader=behind, group=group)
+        if held is not None and behind is not None and not self._ready_within(behind, now, held.until):
+            return None  # it would have waited, and computed the prefix after all
+        return held
+
+    def _ready_within(self, leader: str, now: float, until: float) -> bool:
+        """Whether the prefix that a leader computes should be there by then. One that is overdue may wait for blocks;
+        where nothing is known of how long it takes, the window alone decides.
+        """
+        return self.costs.prices is None or now < self._computing.ends(leader) <= until
 
     def _group_of(self, request: Waiting) -> Group | None:
         group = self._groups.group_of(request.id)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from cacheaware_api.wire import StepReport
 from cacheaware_sidecar.scheduling import Dispatch, EngineView, FlushReason, Scheduler, Slots, Terms, Used, Waiting
 from cacheaware_sidecar.scheduling.cost_model import FEWEST_REPORTS, StepPrices
-from cacheaware_sidecar.scheduling.scheduler import ENGINE_QUEUE, STEPS_AHEAD
+from cacheaware_sidecar.scheduling.scheduler import ENGINE_QUEUE, MOST_HELD, STEPS_AHEAD
 from cacheaware_sidecar.scheduling.testing import ToyEngine, VirtualClock
 
 TERMS = {"gold": Terms(4, 100, window=0.05), "bronze": Terms(1, 0, window=0.5), "plain": Terms(1, 0)}
@@ -119,6 +119,19 @@ class TestLeadersAndFollowers:
         bench.scheduler.finished("late")
         assert bench.add(soon) == []
         assert bench.scheduler.held == 1
+
+    def test_nobody_waits_for_a_prefix_that_would_come_too_late(self) -> None:
+        bench = Bench(view=EngineView(Slots(9))).fitted()
+        bench.add(waiting("leader", "aab", "plain"))  # three steps
+        bench.clock.now = 0.35  # there is room for more, and half a second is left of the leader's prompt
+        late = waiting("late", "aac", "gold", at=0.35)  # its window is 50 ms
+        assert bench.names(bench.add(late)) == ["late"]
+
+    def test_few_are_held_at_a_time_however_many_share_a_prefix(self) -> None:
+        bench = Bench(view=EngineView(Slots(2)))
+        bench.add(*(waiting(str(number), f"aa{number}") for number in range(500)))
+        assert bench.scheduler.held == MOST_HELD
+        assert bench.scheduler.inside == 2
 
     def test_a_leader_that_is_gone_holds_nobody(self) -> None:
         bench = Bench()
