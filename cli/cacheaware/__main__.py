@@ -262,6 +262,46 @@ def top(
 
 
 @app.command()
+def explain(
+    pool: Annotated[
+        str | None, typer.Argument(help="Name of the pool; may be left out when only one runs.", show_default=False)
+    ] = None,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the pool.")] = "default",
+    last: Annotated[int, typer.Option(min=1, max=1000, help="How many requests.")] = 20,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="A JSON object for each request instead: what `cacheaware replay` reads.")
+    ] = False,
+) -> None:
+    """Show how a running pool treated its last requests, why, and which line of its file decides that.
+
+    Exit code 1 if the pool does not run here, or no sidecar answers.
+
+    [bold]cacheaware explain[/bold]
+
+    [bold]cacheaware explain --last 1000 --lines > log.jsonl[/bold]
+    """
+    _require("cli", "operator", "sidecar")
+    import asyncio
+
+    from rich.console import Console
+
+    from cacheaware import explain as explaining
+    from cacheaware import pool_status, state_file
+
+    try:
+        state = pool_status.find(state_file.state_folder(), namespace, pool)
+        decisions = asyncio.run(explaining.last_decisions(state, last))
+    except pool_status.NotRunning as error:
+        _fail(f"cacheaware explain: {error}")
+    if lines:
+        typer.echo(explaining.to_lines(decisions))
+    elif decisions:
+        Console(highlight=False).print(explaining.table(decisions, explaining.PoolLines(Path(state.file))))
+    else:
+        typer.echo("There was no request yet.")
+
+
+@app.command()
 def crd() -> None:
     """Print the CustomResourceDefinition of a pool, for the release that is installed here.
 
