@@ -52,7 +52,7 @@ class Size:
     seconds: float  # of a generated load
 
 
-FULL = Size(BOTH_SECONDS, (3, 1, 5, 10), (16, 18, 20, 22, 24, 26), 3, 45.0)
+FULL = Size(BOTH_SECONDS, (3, 1, 5, 10), (12, 14, 16, 18, 20, 22, 24), 3, 45.0)
 QUICK = Size(120.0, (3, 1), (12, 24), 1, 15.0)
 
 BASE: dict[str, Any] = {
