@@ -12,7 +12,7 @@ from cacheaware_api.engine_flags import EngineType, owned_flag
 def test_with_vllm_everything_but_the_engine_is_the_same(quotas: bool) -> None:
     torch, vllm = (pool_file(quotas, engine).pool.spec for engine in (EngineType.TORCH, EngineType.VLLM))
     assert (torch.engine.type, vllm.engine.type) == (EngineType.TORCH, EngineType.VLLM)
-    assert vllm.engine.kv_cache == torch.engine.kv_cache
+    assert vllm.engine.kv_cache.memory == torch.engine.kv_cache.memory
     assert vllm.engine.args[: len(torch.engine.args)] == torch.engine.args
     assert not [flag for flag in vllm.engine.args if owned_flag(EngineType.VLLM, flag)]
     assert vllm.model_copy(update={"engine": torch.engine}) == torch

@@ -67,6 +67,7 @@ def pool_file(quotas: bool, engine: EngineType = EngineType.TORCH) -> PoolFile:
     pool, *others = yaml.safe_load_all(text)
     if engine is EngineType.VLLM:
         pool["spec"]["engine"]["type"] = str(engine)
+        pool["spec"]["engine"]["kvCache"]["blockSize"] = 32  # the least that vLLM takes on a CPU
         # As the Torch engine computes it, and without minutes of compiling for a load of two.
         pool["spec"]["engine"]["args"] += ["--dtype=float32", "--enforce-eager"]
         pool["spec"]["engine"]["env"] = [{"name": "HF_HUB_OFFLINE", "value": "1"}]  # the model is a folder
