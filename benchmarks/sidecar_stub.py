@@ -1,7 +1,7 @@
 """The engine behind every subject of `bench_sidecar`: answers at once or streams at a given pace, and costs little.
 
-`python -m benchmarks.sidecar_stub PORT KV_SOCKET`. A prompt that begins with `#<chunks>,<seconds>#` gets so many chunks,
-so many seconds apart (not every router passes other fields on); each carries the clock's time at which it was sent.
+`python -m benchmarks.sidecar_stub PORT KV_SOCKET`. A prompt that begins with `#<chunks>,<seconds>#` gets so many
+chunks, so many seconds apart (not every router passes other fields on), each with the time at which it was sent.
 """
 
 from __future__ import annotations
