@@ -19,6 +19,8 @@ from cacheaware_sidecar.costs import OutputLengths
 from cacheaware_sidecar.scheduling import EngineView, FlushReason, Scheduler, Slots, Terms, Used, Waiting
 from cacheaware_sidecar.tiers import promise_of
 
+SHORTEST_GROUP = 256  # tokens; a block of a trace is a chunk here, however long
+
 
 class PolicyName(StrEnum):
     CACHEAWARE = "cacheaware"  # the pool as its file says
@@ -121,7 +123,10 @@ class CacheAware:
         self._engine = engine
         self._clock = clock
         self._promises = {tier.name: promise_of(tier) for tier in view.tiers}
-        self._scheduler = Scheduler(terms_of(view, windows=windows), clock)
+        block_size = engine.pool.block_size
+        self._scheduler = Scheduler(
+            terms_of(view, windows=windows), clock, checkpoint_chunks=max(1, SHORTEST_GROUP // block_size)
+        )
         self._outputs = OutputLengths()
         self._slots = Slots()
         self._requests: dict[str, Request] = {}  # that wait here
@@ -134,7 +139,9 @@ class CacheAware:
 
     def quotas_changed(self) -> None:
         """The engine's slots follow from its quotas."""
-        slots = slots_of(self._engine.pool.ledger(), None)
+        ledger = self._engine.pool.ledger()
+        slots = slots_of(ledger, None)
+        self._scheduler.set_engine(ledger.capacity * ledger.block_size, ledger.bytes_per_token, ledger.block_size)
         self._slots = Slots(slots.total, slots.nominal)
 
     def arrived(self, request: Request) -> None:
