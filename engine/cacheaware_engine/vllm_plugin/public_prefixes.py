@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vllm.tokenizers.registry import cached_tokenizer_from_config
-
 from cacheaware_api import wire
 
 
@@ -19,6 +17,8 @@ class Tokenizer:
         self._model_config = model_config
 
     def of(self, prefix: wire.PublicPrefix) -> Sequence[int]:
+        from vllm.tokenizers.registry import cached_tokenizer_from_config  # only where there are public prefixes
+
         tokenizer = cached_tokenizer_from_config(self._model_config)
         if prefix.text is not None:
             return list(tokenizer.encode(prefix.text))
