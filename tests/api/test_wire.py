@@ -74,6 +74,14 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     wire.Quotas: quotas,
     wire.PublicPrefixes: st.builds(wire.PublicPrefixes, prefixes=st.lists(prefixes, max_size=3).map(tuple)),
     wire.Ledger: ledgers,
+    wire.Hints: st.builds(
+        wire.Hints,
+        groups=st.dictionaries(
+            st.text(max_size=8),
+            st.builds(wire.GroupHint, expected_blocks=st.integers(0, 10**6), ttl_s=st.floats(0, 10**6)),
+            max_size=3,
+        ),
+    ),
     wire.StepReport: st.builds(wire.StepReport),
     wire.View: views(),
     wire.PoolStatus: statuses,
