@@ -104,7 +104,11 @@ def _build() -> argparse.ArgumentParser:
     add("--request-timeout", _seconds, "seconds a request may take that does not stream, or may wait for its turn")
     add("--connect-timeout", _seconds, "seconds to connect to the engine")
     add("--first-byte-timeout", _seconds, "seconds from forwarding a streaming request to its first byte")
-    add("--idle-timeout", _seconds, "seconds between two bytes of a stream; a stream has no total limit")
+    add(
+        "--idle-timeout",
+        _seconds,
+        "seconds between two bytes of a stream, or of a request that arrives; a stream has no total limit",
+    )
     add(
         "--engine-slots",
         _positive_int,
