@@ -1,6 +1,7 @@
 """Asks the sidecars of pods: many at once, each with little time, and one that does not answer less and less often.
 
-So a dead or slow one costs its pool two seconds once in a while, and other pools nothing.
+So a dead or slow one costs its pool two seconds once in a while, and other pools nothing. One that missed a single
+question is taken to be as it was before: a busy moment is no news for those who watch the pool.
 """
 
 from __future__ import annotations
@@ -54,10 +55,20 @@ class Sidecars:
         self._address_of = address_of
         self._slots = asyncio.Semaphore(_CONCURRENT)
         self._silent: dict[str, _Silence] = {}  # by the pod's uid
+        self._last: dict[str, wire.PoolStatus] = {}  # likewise: what it said last
 
     async def statuses(self, pods: Collection[Object], token: str) -> dict[str, wire.PoolStatus]:
-        """By pod name; one that does not answer is left out."""
-        return await self._ask_all(pods, token, lambda client: client.status())
+        """By pod name; one that does not answer, a second time in a row, is left out."""
+        answers = await self._ask_all(pods, token, lambda client: client.status())
+        for pod in pods:
+            uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
+            if name in answers:
+                self._last[uid] = answers[name]
+            elif uid in self._last and uid in self._silent and self._silent[uid].failures == 1:
+                answers[name] = self._last[uid]
+            else:
+                self._last.pop(uid, None)
+        return answers
 
     async def pages(self, pods: Collection[Object], token: str) -> dict[str, Page]:
         """The metrics pages, by pod name."""
@@ -86,6 +97,7 @@ class Sidecars:
     def keep_only(self, uids: Collection[str]) -> None:
         """Forget pods that are gone."""
         self._silent = {uid: silence for uid, silence in self._silent.items() if uid in uids}
+        self._last = {uid: status for uid, status in self._last.items() if uid in uids}
 
     async def _ask_all(
         self, pods: Collection[Object], token: str, ask: Callable[[SidecarClient], Awaitable[T]]
