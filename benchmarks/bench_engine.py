@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine_workloads import QUICK, WORKLOADS, Kind, Measured, Workload
+from benchmarks.engine_workloads import QUICK, WORKLOADS, Kind, Measured, Workload
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -43,7 +43,8 @@ class Process:
         self.name = name
         self._late = False
         self._process = subprocess.Popen(
-            [str(python), str(HERE / "engine_subjects.py"), *arguments],
+            [str(python), "-m", "benchmarks.engine_subjects", *arguments],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if not os.environ.get("BENCH_VERBOSE") else None,
@@ -279,7 +280,7 @@ def main() -> None:
             process.close()
     table = rows(found, workloads) + limits(found, given.threads)
     noisy = load_before > 0.3
-    report = {
+    report: dict[str, Any] = {
         "rows": table,
         "versions": {name: importlib.metadata.version(name) for name in ("cacheaware", "torch", "transformers")},
         "command": " ".join(sys.argv),

@@ -1,7 +1,7 @@
 """The engines that the benchmark runs, each behind the same few calls, and the process that one of them runs in.
 
-Started as `python engine_subjects.py NAME MODEL THREADS [SETTING=VALUE …]` with the Python of that engine's own
-environment. Commands and answers are lines of JSON on stdin and stdout; everything else goes to stderr.
+Started as `python -m benchmarks.engine_subjects NAME MODEL THREADS [SETTING=VALUE …]` with the Python of that engine's
+own environment. Commands and answers are lines of JSON on stdin and stdout; everything else goes to stderr.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from engine_workloads import WORKLOADS, Subject, measure
+from benchmarks.engine_workloads import WORKLOADS, Subject, measure
 
 MAX_MODEL_LEN = 8192
 KV_TOKENS = 16_384
@@ -213,7 +213,11 @@ class Transformers:
         return None
 
 
-SUBJECTS = {"ours": Ours, "vllm": Vllm, "transformers": Transformers}
+SUBJECTS: Mapping[str, Callable[[Path, int, Mapping[str, str]], Subject]] = {
+    "ours": Ours,
+    "vllm": Vllm,
+    "transformers": Transformers,
+}
 
 
 def main(arguments: Sequence[str]) -> None:
