@@ -116,10 +116,13 @@ class Cluster:
                 answer = connection.getresponse()
                 text = answer.read()
                 return Answer(answer.status, json.loads(text) if text else None)
-            except (http.client.RemoteDisconnected, ConnectionError):  # the server closed an idle connection
+            except (http.client.RemoteDisconnected, ConnectionError, ssl.SSLEOFError):  # it closed an idle connection
                 connection.close()
                 if last_try:
                     raise
+            except BaseException:  # what was under way on it would be read as the answer to the next request
+                connection.close()
+                raise
         raise AssertionError("unreachable")
 
     def get(self, path: str) -> Any:

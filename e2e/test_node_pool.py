@@ -40,7 +40,7 @@ def test_an_edited_quota_reaches_the_engines_of_pods_that_run_on(chat: ServingSp
     def gold_blocks(pod: Any) -> float:
         status = chat.status_of(pod)
         gold = status["ledger"]["tiers"]["gold"]
-        return float(gold["nominalBlocks"] / status["capacity"])
+        return float(gold["nominal"] / status["capacity"])
 
     chat.wait("both engines have the new quota", lambda: all(abs(gold_blocks(p) - 0.6) < 0.01 for p in chat.pods()))
     chat.wait(
