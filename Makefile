@@ -52,7 +52,7 @@ images: ## the container images of operator, sidecar and engine (BUILDER=, BASE=
 	done
 
 e2e: setup ## the tests on real clusters: an API server and, as root, a node (they skip, and say why, where there is none)
-	$(BIN)/python -m pytest e2e
+	$(BIN)/python -m pytest e2e $(ARGS)
 
 e2e-images: setup ## build, or find in the cache, the images that `make e2e` runs on its node
 	$(BIN)/python -m e2e.images
