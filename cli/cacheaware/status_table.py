@@ -94,7 +94,7 @@ def _parts(state: State) -> Table:
 def _table(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False, show_edge=False)
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", min_width=len(heading))
     return table
 
 
