@@ -52,7 +52,7 @@ class PoolMemory:
     uid: str
     fleet: FleetMemory = field(default_factory=FleetMemory)
     rounds: RebalanceRounds = field(default_factory=RebalanceRounds)
-    next_figures: float = float("-inf")
+    figures_at: float = float("-inf")  # when they were written last
     looks_for_acknowledgement: int = 0  # in a row
 
 
@@ -122,12 +122,12 @@ class PoolPass:
             overrides=memory.rounds.closer_look,
         )
         interval = FIGURES_SECONDS if terms.mode is RebalancingMode.OFF else terms.interval
-        due = clock >= memory.next_figures
+        due = clock >= memory.figures_at + interval
         if due:
-            memory.next_figures = clock + interval
+            memory.figures_at = clock
         told = () if decision is None else tuple(events.of_moves(decision.made))
         wait = self._wait(wanted, plan, snapshot, memory)
-        return _Looked(status, due, min(wait, memory.next_figures - clock), told)
+        return _Looked(status, due, min(wait, memory.figures_at + interval - clock), told)
 
     async def _referred(self, key: PoolKey, pool: Object) -> dict[tuple[Kind, str], Object | None]:
         """What the pool refers to, from the API server the first time; then watches keep it true."""

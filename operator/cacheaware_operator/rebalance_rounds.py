@@ -22,21 +22,21 @@ class RebalanceRounds:
 
     def __init__(self) -> None:
         self._state = State()
-        self._next = float("-inf")
+        self._held = float("-inf")  # when the last round was
         self._last: Mapping[str, ReplicaReading] = {}  # of each replica
         self.closer_look: Sequence[Finding] = ()  # what the last round found that a status should say
 
     def due(self, terms: Terms, now: float) -> bool:
         """Whether it is time for a round; with mode Off it never is, and everything is forgotten."""
         if terms.mode is RebalancingMode.OFF:
-            self._state, self._next, self._last, self.closer_look = State(), float("-inf"), {}, ()
+            self._state, self._held, self._last, self.closer_look = State(), float("-inf"), {}, ()
             return False
-        return now >= self._next
+        return now >= self._held + terms.interval
 
     def hold(self, terms: Terms, snapshot: Snapshot, pages: Mapping[str, Page], now: float) -> Decision:
         """`pages` has the metrics page of every ready replica that answered."""
         decision = decide(self._state, self._completed(readings_of(snapshot, pages)), terms, now)
-        self._state, self.closer_look, self._next = decision.state, decision.conditions, now + terms.interval
+        self._state, self.closer_look, self._held = decision.state, decision.conditions, now
         return decision
 
     def _completed(self, readings: Readings) -> Readings:

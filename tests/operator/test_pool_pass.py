@@ -368,6 +368,27 @@ async def test_a_round_is_held_once_an_interval(bench: Bench) -> None:
     assert float(bench.metric("cacheaware_rebalance_skipped_total")) == before + 1
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param({"mode": "Off"}, id="it was off"),
+        pytest.param({"mode": "Auto", "interval": "10m"}, id="it was longer"),
+    ],
+)
+async def test_a_new_interval_counts_from_the_edit_on(bench: Bench, before: dict[str, str]) -> None:
+    bench.spec["rebalancing"] = before
+    bench.put_pool()
+    await bench.settle()
+    bench.spec["rebalancing"] = {"mode": "Auto", "interval": "30s"}
+    bench.put_pool()
+    bench.clock.now += 40
+    assert await bench.run() == 30
+    held = float(bench.metric("cacheaware_rebalance_skipped_total"))
+    bench.clock.now += 30
+    assert await bench.run() == 30
+    assert float(bench.metric("cacheaware_rebalance_skipped_total")) == held + 1
+
+
 async def test_turning_it_off_gives_every_tier_its_nominal_share_back(bench: Bench) -> None:
     bench.spec["rebalancing"] = {"mode": "Auto", "interval": "30s"}
     bench.put_pool()

@@ -15,15 +15,18 @@ from cacheaware_operator.testing_rebalance import loop, reuse_page
 
 
 @pytest.fixture
-def make_terms(make_wanted: Callable[..., Wanted], spec: dict[str, Any]) -> Callable[[str], Terms]:
-    return lambda mode: terms_of(make_wanted({**spec, "rebalancing": {"mode": mode, "interval": "10s"}}).spec)
+def make_terms(make_wanted: Callable[..., Wanted], spec: dict[str, Any]) -> Callable[..., Terms]:
+    def make(mode: str, interval: str = "10s") -> Terms:
+        return terms_of(make_wanted({**spec, "rebalancing": {"mode": mode, "interval": interval}}).spec)
+
+    return make
 
 
 def page(at: float) -> Page:
     return Page(reuse_page("gold", loop(100 * at, 65)), at)
 
 
-def test_a_round_is_due_once_an_interval_and_never_with_mode_off(make_terms: Callable[[str], Terms]) -> None:
+def test_a_round_is_due_once_an_interval_and_never_with_mode_off(make_terms: Callable[..., Terms]) -> None:
     rounds, auto = RebalanceRounds(), make_terms("Auto")
     assert rounds.due(auto, 0)
     rounds.hold(auto, Snapshot(), {}, 0)
@@ -32,12 +35,19 @@ def test_a_round_is_due_once_an_interval_and_never_with_mode_off(make_terms: Cal
     assert rounds.due(auto, 21)
 
 
+def test_a_shorter_interval_counts_from_the_last_round(make_terms: Callable[..., Terms]) -> None:
+    rounds = RebalanceRounds()
+    rounds.hold(make_terms("Auto", "10m"), Snapshot(), {}, 0)
+    assert not rounds.due(make_terms("Auto", "10m"), 20)
+    assert rounds.due(make_terms("Auto", "10s"), 20)
+
+
 @pytest.mark.parametrize(
     ("missed", "skipped"),
     [pytest.param(1, None, id="one look"), pytest.param(3, Skip.STALE_METRICS, id="three looks")],
 )
 def test_figures_are_stale_by_their_age_and_not_for_one_look_that_was_missed(
-    make_terms: Callable[[str], Terms], make_replica: Callable[..., ReplicaSnapshot], missed: int, skipped: Skip | None
+    make_terms: Callable[..., Terms], make_replica: Callable[..., ReplicaSnapshot], missed: int, skipped: Skip | None
 ) -> None:
     rounds, terms = RebalanceRounds(), make_terms("Auto")
     snapshot = Snapshot(replicas=(make_replica("chat-0"), make_replica("chat-1")))
@@ -48,7 +58,7 @@ def test_figures_are_stale_by_their_age_and_not_for_one_look_that_was_missed(
 
 
 def test_a_replica_that_is_gone_is_waited_for_by_nobody(
-    make_terms: Callable[[str], Terms], make_replica: Callable[..., ReplicaSnapshot]
+    make_terms: Callable[..., Terms], make_replica: Callable[..., ReplicaSnapshot]
 ) -> None:
     rounds, terms = RebalanceRounds(), make_terms("Auto")
     both = Snapshot(replicas=(make_replica("chat-0"), make_replica("chat-1")))
