@@ -31,6 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 REPLICAS = 5
 POOLS_A_NAMESPACE = 20
 SLOW_SECONDS = 1.5  # just within what the operator waits
+SETTLING_SECONDS = 60.0  # a round of rebalancing, and the rest that a silent sidecar gets: what it tells is still news
 TIERS: list[Object] = [
     {
         "name": "gold",
@@ -116,7 +117,7 @@ class Bench:
         """Nothing is asked of any pool."""
         bed, seconds = self._bed, self._size.idle_seconds
         await self._set_mode(mode)
-        await self._pass_time("settling", min(20.0, seconds))
+        await self._pass_time("settling", min(SETTLING_SECONDS, seconds))
         bed.audit.since_last()
         cpu, began = bed.operator.cpu_seconds, time.monotonic()
         most_rss = await self._pass_time(f"idle, rebalancing {mode}", seconds)

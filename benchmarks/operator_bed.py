@@ -31,6 +31,9 @@ _WRITERS = 8
 _END_SECONDS = 20.0
 _MIB = 1024**2
 
+# The API server takes no loopback address as an endpoint: these would try for ever, at the cost of all the others.
+_CONTROLLERS = "*,-endpoints-controller,-endpointslice-controller"
+
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -44,17 +47,6 @@ AUDIT_POLICY = {
         {"level": "None"},
     ],
 }
-
-
-class WithoutEndpoints(ControlPlane):
-    """The API server takes no loopback address as an endpoint, and the controllers of endpoints would try for ever, at
-    the cost of all the others.
-    """
-
-    def _spawn(self, program: str, *flags: str) -> None:
-        if program == "kube-controller-manager":
-            flags = (*flags, "--controllers=*,-endpoints-controller,-endpointslice-controller")
-        super()._spawn(program, *flags)
 
 
 class AuditLog:
@@ -239,7 +231,7 @@ async def standing(folder: Path) -> AsyncIterator[Bed]:
     log = folder / "audit.log"
     flags = (f"--audit-policy-file={policy}", f"--audit-log-path={log}")
     programs = await asyncio.to_thread(find_programs, os.environ)
-    with WithoutEndpoints(programs, folder, flags) as access:
+    with ControlPlane(programs, folder, flags, controllers=_CONTROLLERS) as access:
         cluster = Cluster(access)
         try:
             kubeconfig = await asyncio.to_thread(_install, cluster, folder)

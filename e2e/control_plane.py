@@ -85,13 +85,17 @@ class ControlPlane:
         address: str = LOOPBACK,
         services: str = "10.96.0.0/16",
         users: Mapping[str, str] = NOBODY,
+        controllers: str = "*",
     ) -> None:
-        """`users` are more than the administrator, each with its group; `kubeconfig_of` is for them."""
+        """`users` are more than the administrator, each with its group; `kubeconfig_of` is for them. `controllers` is
+        what the controller-manager runs: all but those that it has switched off by default.
+        """
         self._programs = programs
         self._folder = folder
         self._api_server_flags = api_server_flags
         self._address = address
         self._services = services
+        self._controllers = controllers
         self._users = {user: (group, secrets.token_hex(16)) for user, group in users.items()}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._token = secrets.token_hex(16)
@@ -140,6 +144,7 @@ class ControlPlane:
             f"--kubeconfig={access.kubeconfig}",
             "--leader-elect=false",
             "--secure-port=0",
+            f"--controllers={self._controllers}",
             f"--service-account-private-key-file={key}",
             f"--root-ca-file={access.certificate_authority}",
             "--kube-api-qps=200",
