@@ -9,7 +9,8 @@ They are not written into an object: `spec` keeps what its author wrote, so that
 | `model.maxModelLen` | what the model was made for |
 | `engine.image` | the release's own image for `engine.type` |
 | `engine.kvCache.memory` | the engine decides (Torch: 1Gi; vLLM: what its GPU has left) |
-| `engine.kvCache.blockSize`, `.dtype` | 16 tokens; Auto, the compute type |
+| `engine.kvCache.blockSize` | the engine decides (Torch: 16 tokens; vLLM: what suits its device) |
+| `engine.kvCache.dtype` | Auto, the compute type |
 | `tiers[].priority`, `.weight` | 0; 1 |
 | `tiers[].quota.nominalPercent` | 0: the tier lives on borrowed and unassigned blocks |
 | `tiers[].quota.borrowingLimitPercent` | no limit |
@@ -49,7 +50,6 @@ class RebalancingMode(StrEnum):
 
 
 REPLICAS = 1
-BLOCK_SIZE = 16
 KV_CACHE_DTYPE = KVCacheDtype.AUTO
 PRIORITY = 0
 WEIGHT = 1

@@ -69,8 +69,10 @@ class KVCache(SpecModel):
         default=None,
         description="Its size, such as 1Gi. Absent: the engine decides (vLLM takes what its GPU has left).",
     )
-    block_size: Annotated[StrictInt, Field(ge=1, le=1024)] = Field(
-        default=defaults.BLOCK_SIZE, description="Tokens of one block. Absent: 16."
+    block_size: Annotated[StrictInt, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        description="Tokens of one block. Absent: the engine decides (Torch: 16; vLLM: what suits its device), and "
+        "status.capacity.blockSize says how.",
     )
     dtype: KVCacheDtype = Field(
         default=defaults.KV_CACHE_DTYPE, description="How keys and values are stored. Absent: Auto, the compute type."

@@ -45,9 +45,10 @@ def engine_arguments(engine: EnginePlan, place: ReplicaPlace, threads: int | Non
         f"--host={LOOPBACK}",
         f"--port={place.engine_port}",
         f"--kv-socket={place.kv_socket}",
-        f"--block-size={engine.block_size}",
         f"--kv-cache-dtype={engine.kv_cache_dtype.lower()}",
     ]
+    if engine.block_size is not None:
+        arguments.append(f"--block-size={engine.block_size}")
     if engine.kv_cache_memory is not None:
         arguments.append(f"--kv-cache-memory={engine.kv_cache_memory}")
     if engine.max_model_len is not None:

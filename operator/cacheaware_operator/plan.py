@@ -51,7 +51,7 @@ class EnginePlan:
     served_model_name: str
     max_model_len: int | None
     kv_cache_memory: int | None  # bytes
-    block_size: int
+    block_size: int | None
     kv_cache_dtype: KVCacheDtype
     arguments: tuple[str, ...]
     environment: Mapping[str, str]

@@ -20,7 +20,6 @@ def vllm_flags(engine: EnginePlan, port: int, revision: str | None = None) -> tu
         f"--served-model-name={engine.served_model_name}",
         f"--host={LOOPBACK}",
         f"--port={port}",
-        f"--block-size={engine.block_size}",
         f"--kv-cache-dtype={_KV_CACHE_DTYPE[engine.kv_cache_dtype]}",
         "--scheduling-policy=priority",
         "--enable-prefix-caching",
@@ -28,6 +27,8 @@ def vllm_flags(engine: EnginePlan, port: int, revision: str | None = None) -> tu
     ]
     if revision is not None:
         flags.append(f"--revision={revision}")
+    if engine.block_size is not None:  # its own default is what its device can do
+        flags.append(f"--block-size={engine.block_size}")
     if engine.kv_cache_memory is not None:
         flags.append(f"--kv-cache-memory-bytes={engine.kv_cache_memory}")
     if engine.max_model_len is not None:

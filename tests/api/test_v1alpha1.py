@@ -38,7 +38,7 @@ def test_absent_fields_mean_what_the_table_of_defaults_says() -> None:
     spec = parse_spec(SMALLEST)
     (tier,) = spec.tiers
     assert spec.replicas == 1
-    assert (spec.engine.kv_cache.block_size, spec.engine.kv_cache.dtype) == (16, defaults.KVCacheDtype.AUTO)
+    assert (spec.engine.kv_cache.block_size, spec.engine.kv_cache.dtype) == (None, defaults.KVCacheDtype.AUTO)
     assert (tier.priority, tier.weight, tier.batching_window, tier.admission) == (0, 1, "0s", Admission.QUEUE)
     assert (tier.quota.nominal_percent, tier.sla.attainment_percent, spec.public_percent) == (0, 95, 0)
     assert tier.quota.borrowing_limit_percent is None

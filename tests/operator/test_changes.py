@@ -38,7 +38,7 @@ def changed(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("model.maxModelLen", 1024, "needs_restart", "spec.model.maxModelLen: 2048 → 1024"),
         ("engine.args", [], "needs_restart", "spec.engine.args: ['--max-num-seqs=8'] → []"),
         ("engine.kvCache.memory", "2Gi", "needs_restart", "spec.engine.kvCache.memory: 1Gi → 2Gi"),
-        ("engine.kvCache.blockSize", 32, "needs_restart", "spec.engine.kvCache.blockSize: 16 → 32"),
+        ("engine.kvCache.blockSize", 32, "needs_restart", "spec.engine.kvCache.blockSize: absent → 32"),
         ("engine.image", "example.com/e:1", "no_effect", "spec.engine.image: absent → example.com/e:1"),
         (
             "podTemplate",

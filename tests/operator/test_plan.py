@@ -13,6 +13,7 @@ from cacheaware_operator.commands import (
     engine_environment,
     sidecar_arguments,
     threads_per_engine,
+    vllm_arguments,
 )
 from cacheaware_operator.fleet import ReplicaSnapshot, Snapshot
 from cacheaware_operator.plan import Wanted, plan_engine, plan_pool
@@ -46,7 +47,6 @@ def test_an_engine_is_told_what_the_spec_says_and_its_own_flags_come_last(make_w
         "--host=127.0.0.1",
         "--port=8001",
         "--kv-socket=/run/kv.sock",
-        "--block-size=16",
         "--kv-cache-dtype=auto",
         f"--kv-cache-memory={2**30}",
         "--max-model-len=2048",
@@ -57,7 +57,22 @@ def test_an_engine_is_told_what_the_spec_says_and_its_own_flags_come_last(make_w
 def test_what_the_spec_leaves_out_is_left_to_the_engine(make_wanted: MakeWanted, spec: dict[str, Any]) -> None:
     del spec["model"]["maxModelLen"], spec["engine"]["kvCache"]
     arguments = engine_arguments(plan_engine(make_wanted(spec).spec), PLACE)
-    assert not any(each.startswith(("--max-model-len", "--kv-cache-memory")) for each in arguments)
+    assert not any(each.startswith(("--max-model-len", "--kv-cache-memory", "--block-size")) for each in arguments)
+
+
+@pytest.mark.parametrize(
+    ("kv_cache", "given"),
+    [
+        pytest.param({}, [], id="absent: vLLM knows what its device can do"),
+        pytest.param({"blockSize": 64}, ["--block-size=64"], id="as the pool says"),
+    ],
+)
+def test_the_block_size_of_a_vllm_is_its_own_unless_the_pool_says_otherwise(
+    make_wanted: MakeWanted, spec: dict[str, Any], kv_cache: dict[str, Any], given: list[str]
+) -> None:
+    spec["engine"] |= {"type": "VLLM", "args": [], "kvCache": kv_cache}
+    arguments = vllm_arguments(plan_engine(make_wanted(spec).spec), PLACE, "/venv/bin/python")
+    assert [each for each in arguments if each.startswith("--block-size")] == given
 
 
 def test_threads_of_the_pool_s_own_args_count_more_than_ours(make_wanted: MakeWanted, spec: dict[str, Any]) -> None:

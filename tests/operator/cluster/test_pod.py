@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,7 +239,6 @@ class TestVLLM:
             "--served-model-name": "tiny",
             "--host": "127.0.0.1",
             "--port": "8001",
-            "--block-size": "16",
             "--kv-cache-dtype": "fp8",
             "--kv-cache-memory-bytes": str(2**30),
             "--max-model-len": "2048",
@@ -261,6 +261,18 @@ class TestVLLM:
         assert pool.volume("cacheaware-plugin")["emptyDir"] == {}
         environment = {each["name"]: each["value"] for each in pool.engine["env"]}
         assert environment["PYTHONPATH"] == folder
+
+    def test_what_the_plugin_container_runs_copies_the_scheduler_that_vllm_is_told(
+        self, build_pool: BuildPool, tmp_path: Path
+    ) -> None:
+        pool = build_pool(engine=VLLM)
+        *_, plugin = pool.template["spec"]["initContainers"]
+        program, *command = plugin["command"]
+        assert program == "python"
+        subprocess.run([sys.executable, *command, str(tmp_path / "opt")], check=True)
+        module, _, name = flags(pool.engine)["--scheduler-cls"].rpartition(".")
+        source = (tmp_path / "opt" / Path(*module.split("."))).with_suffix(".py").read_text()
+        assert f'"{name}"' in source
 
     def test_the_plugin_serves_the_socket_that_the_sidecar_asks(self, build_pool: BuildPool) -> None:
         pool = build_pool(engine=VLLM)
