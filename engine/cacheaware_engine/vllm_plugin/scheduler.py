@@ -56,7 +56,7 @@ class TierScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not there 
         self.accounts = Accounts(
             config.num_blocks - NULL_BLOCKS,
             self.block_size,
-            self.scheduler_config.max_num_seqs,
+            self.max_num_active_reqs,
             max_model_len=self.max_model_len,
             bytes_per_token=bytes_per_token,
         )

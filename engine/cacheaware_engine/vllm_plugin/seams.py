@@ -48,7 +48,10 @@ SEAMS = (
             "_handle_blocked_waiting_request": ("self", "request"),
             "pause_state": ("self",),
         },
-        ("vllm_config", "kv_cache_config", "kv_cache_manager", "requests", "running", "block_size", "max_model_len"),
+        (
+            "vllm_config", "kv_cache_config", "kv_cache_manager", "requests", "running", "block_size", "max_model_len",
+            "max_num_active_reqs",
+        ),
     ),
     Seam(
         "v1/core/kv_cache_manager.py",

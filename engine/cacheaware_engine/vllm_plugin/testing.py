@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,9 @@ class Rig:
 
     def add(
         self, tier: str | None, prompt: Sequence[int], *, max_tokens: int = 8, salt: str | None = None,
-        priority: int = 0, **sampling: Any,
+        priority: int = 0, fields: Mapping[str, Any] | None = None, **sampling: Any,
     ) -> str:  # fmt: skip
+        """`fields`: more of vLLM's request; `sampling`: more of its parameters."""
         self._count += 1
         request_id = f"{tier}-{self._count}"
         arguments = {} if tier is None else {"cacheaware_tier": tier}
@@ -121,6 +122,7 @@ class Rig:
             cache_salt=salt,
             priority=priority,
             block_hasher=self._hasher,
+            **(fields or {}),
         )
         self.requests[request_id] = request
         self.tokens[request_id] = []

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from vllm.config.scheduler import SchedulerConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from cacheaware_engine.vllm_plugin import entry
+from cacheaware_engine.vllm_plugin.install import install
 from cacheaware_engine.vllm_plugin.scheduler import TierScheduler
 from cacheaware_engine.vllm_plugin.settings import KV_SOCKET
 from cacheaware_engine.vllm_plugin.testing import Rig
@@ -61,6 +65,33 @@ def test_another_version_keeps_its_own_scheduler_and_says_why_on_the_socket(
     assert answer.status == 501
     assert "vLLM 0.99.0 is not supported" in json.loads(answer.read())["error"]["message"]
     connection.close()
+
+
+def test_what_the_init_container_copies_is_all_that_vllm_needs_of_us(tmp_path: Path) -> None:
+    """In vLLM's Python, with nothing of ours on its path but the copied folder, as in the pod."""
+    folder = tmp_path / "plugin"
+    install(folder)
+    look = (
+        "import sys, cacheaware_api, cacheaware_engine\n"
+        "from vllm.config.scheduler import SchedulerConfig\n"
+        "named = 'cacheaware_engine.vllm_plugin.entry.Scheduler'\n"
+        "config = SchedulerConfig(max_model_len=64, is_encoder_decoder=False, scheduler_cls=named)\n"
+        "chosen = config.get_scheduler_cls()\n"
+        "from cacheaware_engine.vllm_plugin.scheduler import TierScheduler\n"
+        "assert chosen is TierScheduler, chosen\n"
+        "import cacheaware_engine.vllm_plugin.kv_server, cacheaware_engine.vllm_plugin.public_prefixes\n"
+        "print(*(name for name in sys.modules if name.startswith('cacheaware_') and '.' not in name))\n"
+        "print(*{module.__file__ for name, module in sys.modules.items() if name.startswith('cacheaware_')}, sep='\\n')"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(
+        [sys.executable, "-c", look], cwd=tmp_path, env={**environment, "PYTHONPATH": str(folder)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    packages, *files = done.stdout.split("\n")
+    assert sorted(packages.split()) == ["cacheaware_api", "cacheaware_engine"]
+    assert all(file.startswith(f"{folder}/") for file in files if file)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: make test-vllm runs these in its environment")
 
+from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from cacheaware_api import wire
@@ -107,6 +108,40 @@ def test_a_request_of_a_tier_that_does_not_exist_ends_with_an_error(rig: Rig) ->
     request = rig.add("silver", prompt(2, 10))
     rig.drain()
     assert rig.finished[request] == "error"
+
+
+def test_a_session_with_streamed_input_ends_with_an_error(rig: Rig) -> None:
+    request = rig.add("gold", prompt(2, 10), fields={"resumable": True})
+    rig.drain()
+    assert rig.finished[request] == "error"
+
+
+def test_the_sequences_of_n_are_let_in_and_counted_as_so_many_requests(rig: Rig) -> None:
+    """vLLM hands its scheduler one request for each; nothing says that they belong together."""
+    quotas(rig, tier("gold", 40))
+    for _ in range(3):
+        rig.add("gold", prompt(4, 10), max_tokens=4)
+    rig.step()
+    assert rig.scheduler.control.ledger().running == 3
+    rig.drain()
+    assert rig.scheduler.control.ledger().tiers["gold"].query_tokens_total == 3 * 16
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({}, id="tokens alone"),
+        pytest.param({"lora_request": LoRARequest("formal", 1, "/adapters/formal")}, id="an adapter"),
+    ],
+)
+def test_only_what_tokens_alone_decide_is_public(rig: Rig, fields: dict[str, Any]) -> None:
+    text = prompt(3, 10)
+    quotas(rig, tier("gold", 20), public=3)
+    rig.scheduler.accounts.pool.set_public({"assistant": block_keys(text, BLOCK)})
+    run_alone(rig, "gold", [*text, 5], salt="a", fields=fields)
+    assert rig.scheduler.control.ledger().public.prefixes["assistant"].resident == (0 if fields else 3)
+    assert run_alone(rig, "gold", [*text, 5], salt="b", fields=fields) == (0 if fields else 12)
+    assert run_alone(rig, "gold", [*text, 6], salt="a", fields=fields) == 12, "its own it hits in any case"
 
 
 def test_requests_that_arrive_together_with_one_prefix_compute_it_once(rig: Rig) -> None:
