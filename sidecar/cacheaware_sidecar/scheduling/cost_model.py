@@ -26,6 +26,8 @@ _RIDGES = (1e-6, 1e-6, 1e-4, 1e-4)
 _BUDGET_FADE = 0.999
 _WORTHWHILE = 5.0  # times what every step costs
 _LARGEST_ASSUMED = 8192.0  # tokens
+_AS_LARGE = 0.02  # steps whose tokens differ by less are equally large
+_FULL_STEPS = 4  # in a row as large as any before them: the engine takes no more
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class CostModel:
         self._prices: StepPrices | None = None
         self._solved_at = 0  # reports
         self._largest_step = 0.0  # tokens that it was seen with
+        self._in_a_row = 0  # steps as large as that
+        self._full = False  # the engine has shown that it takes no more
         self._assumed_step = 0.0  # tokens that it would pay to give it
         self.bytes_per_token = 0
 
@@ -63,9 +67,12 @@ class CostModel:
     @property
     def step_tokens(self) -> float:
         """The most tokens that the engine computes in one step: as many as it was seen with, or as many as make the
-        cost of every step a sixth. How many it would take is only seen where it is given as many.
+        cost of every step a sixth. How many it would take is only seen where it is given as many, and then no more is
+        assumed: an engine that is always full shows steps of one size, from which no price of a step can be told.
         """
-        return self._largest_step if self.prices is None else max(self._largest_step, self._assumed_step)
+        if self.prices is None or self._full:
+            return self._largest_step
+        return max(self._largest_step, self._assumed_step)
 
     @property
     def margin(self) -> float:
@@ -88,7 +95,13 @@ class CostModel:
         for number, one in enumerate(features):
             self._targets[number] = _FADE * self._targets[number] + weight * one * report.step_seconds
         self._reports += 1
-        self._largest_step = max(_BUDGET_FADE * self._largest_step, report.tokens / report.steps)
+        self._note_size(report.tokens / report.steps)
+
+    def _note_size(self, tokens: float) -> None:
+        larger, as_large = (tokens >= (1 + by) * self._largest_step for by in (_AS_LARGE, -_AS_LARGE))
+        self._in_a_row = 1 if larger else self._in_a_row + 1 if as_large else 0
+        self._full = not larger and (self._full or self._in_a_row >= _FULL_STEPS)
+        self._largest_step = max(_BUDGET_FADE * self._largest_step, tokens)
 
     def prefill_seconds(self, uncached: float, cached: float = 0.0, *, load: float = 0.0) -> float | None:
         """To compute the rest of a prompt of which the start is cached, alone but for a `load` of seconds a step that

@@ -121,3 +121,29 @@ def test_no_price_is_ever_negative_and_more_work_never_costs_less(seen: list[Ste
     assert min(prices.step, prices.token, prices.context, prices.byte) >= 0
     costs = [model.prefill_seconds(uncached) or 0.0 for uncached in (1, 100, 1000, 10_000)]
     assert costs == sorted(costs)
+
+
+DEAR_STEPS = StepPrices(step=1.0, token=0.0016, context=4e-7, byte=5e-11)
+
+
+class TestStepTokens:
+    """How many tokens the engine computes in a step is only seen where it is given as many."""
+
+    def test_an_engine_that_was_never_full_is_assumed_to_take_what_pays(self) -> None:
+        model = mixed_load(DEAR_STEPS, random.Random(7))
+        assert model.step_tokens == pytest.approx(5 * DEAR_STEPS.step / DEAR_STEPS.token, rel=0.1)
+
+    def test_an_engine_that_is_full_step_after_step_takes_no_more(self) -> None:
+        """Steps of one size do not tell what every step costs: nothing is concluded from that."""
+        model = mixed_load(DEAR_STEPS, random.Random(7))
+        for _ in range(200):
+            model.observe(report(DEAR_STEPS, prefill=496, context=0, decoding=16))
+        assert model.step_tokens == pytest.approx(512)
+
+    def test_a_larger_step_than_ever_before_leaves_it_open_again(self) -> None:
+        model = mixed_load(DEAR_STEPS, random.Random(7))
+        for _ in range(10):
+            model.observe(report(DEAR_STEPS, prefill=496, context=0, decoding=16))
+        assert model.step_tokens == pytest.approx(512)
+        model.observe(report(DEAR_STEPS, prefill=1008, context=0, decoding=16))
+        assert model.step_tokens > 1024
