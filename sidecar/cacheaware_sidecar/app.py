@@ -16,6 +16,7 @@ from cacheaware_sidecar.engine_state import EngineState
 from cacheaware_sidecar.errors import MethodNotAllowed, NotFound, Reason, Refusal, error_body
 from cacheaware_sidecar.gate import Gate
 from cacheaware_sidecar.metrics import Metrics
+from cacheaware_sidecar.openapi import description
 from cacheaware_sidecar.proxy import Proxy
 from cacheaware_sidecar.relay import refusal_response
 from cacheaware_sidecar.traffic import Traffic
@@ -26,7 +27,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # Paths that clients know and that tiers and isolation cannot be put into yet.
 UNSUPPORTED = (
-    "/v1/responses",
+    "/v1/responses/",  # one that was kept: none is
     "/v1/embeddings",
     "/v1/messages",
     "/v1/audio/",
@@ -61,6 +62,9 @@ def create_app(
         page = pages.engine_page(page, gate.queued)
         return web.Response(body=page.encode() + metrics.page(), headers={"Content-Type": pages.CONTENT_TYPE})
 
+    async def openapi(request: web.Request) -> web.Response:
+        return web.json_response(description())
+
     async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "cacheaware"
         if traffic.draining:  # whoever has this connection open sends the next request elsewhere
@@ -70,6 +74,7 @@ def create_app(
     app.on_response_prepare.append(finish_head)
     app.router.add_post("/v1/chat/completions", proxy.generate)
     app.router.add_post("/v1/completions", proxy.generate)
+    app.router.add_post("/v1/responses", proxy.generate)
     app.router.add_get("/v1/models", proxy.pass_through)
     app.router.add_post("/tokenize", proxy.pass_through)
     app.router.add_post("/detokenize", proxy.pass_through)
@@ -77,6 +82,7 @@ def create_app(
     app.router.add_get("/healthz", alive)
     app.router.add_get("/readyz", health)
     app.router.add_get("/metrics", metrics_page)
+    app.router.add_get("/openapi.json", openapi)
     return app
 
 
@@ -115,7 +121,8 @@ async def plain_errors(request: web.Request, handler: Handler) -> web.StreamResp
 def not_found(path: str) -> NotFound:
     if path.startswith(UNSUPPORTED):
         return NotFound(
-            f"{path[:100]} is not supported: use /v1/chat/completions or /v1/completions", reason=Reason.UNSUPPORTED
+            f"{path[:100]} is not supported: use /v1/chat/completions, /v1/completions or /v1/responses",
+            reason=Reason.UNSUPPORTED,
         )
     return NotFound(f"there is nothing at {path[:100]}")
 

@@ -14,8 +14,9 @@ from typing import Any
 from cacheaware_sidecar.errors import BadRequest
 
 MOST_SEQUENCES = 16  # a request's sequences run at once, and each one reserves a tail
+MOST_PROMPTS = 256  # in a list of one request: the engine makes a request of each
 MOST_LOGPROBS = 20
-_MOST_TOKENS = 10_000_000
+MOST_TOKENS = 10_000_000
 _INT64 = 2**63
 
 
@@ -30,9 +31,9 @@ class Bound:
 BOUNDS: Mapping[str, Bound] = {
     "n": Bound(1, MOST_SEQUENCES),
     "best_of": Bound(1, MOST_SEQUENCES),
-    "max_tokens": Bound(1, _MOST_TOKENS),
-    "max_completion_tokens": Bound(1, _MOST_TOKENS),
-    "min_tokens": Bound(0, _MOST_TOKENS),
+    "max_tokens": Bound(1, MOST_TOKENS),
+    "max_completion_tokens": Bound(1, MOST_TOKENS),
+    "min_tokens": Bound(0, MOST_TOKENS),
     "prompt_logprobs": Bound(0, MOST_LOGPROBS),
     "top_logprobs": Bound(0, MOST_LOGPROBS),
     "temperature": Bound(0, 2, whole=False),
@@ -44,7 +45,7 @@ BOUNDS: Mapping[str, Bound] = {
     "repetition_penalty": Bound(0, 10, whole=False, above=True),
     "length_penalty": Bound(-10, 10, whole=False),
     "seed": Bound(-_INT64, _INT64 - 1),
-    "truncate_prompt_tokens": Bound(-1, _MOST_TOKENS),
+    "truncate_prompt_tokens": Bound(-1, MOST_TOKENS),
 }
 
 
@@ -53,17 +54,25 @@ def check_numbers(body: Mapping[str, Any]) -> None:
     for name, bound in BOUNDS.items():
         value = body.get(name)
         if value is not None:
-            _check(name, value, bound)
+            check_number(name, value, bound)
     logprobs = body.get("logprobs")  # true or false for chat, a number for completions
     if logprobs is not None and not isinstance(logprobs, bool):
-        _check("logprobs", logprobs, Bound(0, MOST_LOGPROBS))
-    if sequences(body) < (body.get("n") or 1):
+        check_number("logprobs", logprobs, Bound(0, MOST_LOGPROBS))
+    if (body.get("best_of") or MOST_SEQUENCES) < (body.get("n") or 1):
         raise BadRequest("best_of must be at least n", param="best_of")
+    if prompts(body) > MOST_PROMPTS:
+        raise BadRequest(f"prompt may be a list of at most {MOST_PROMPTS} prompts", param="prompt")
 
 
 def sequences(body: Mapping[str, Any]) -> int:
     """How many sequences the request runs at once; call it after `check_numbers`."""
-    return int(body.get("best_of") or body.get("n") or 1)
+    return prompts(body) * int(body.get("best_of") or body.get("n") or 1)
+
+
+def prompts(body: Mapping[str, Any]) -> int:
+    """How many prompts it has; a list of token ids is one."""
+    prompt = body.get("prompt")
+    return len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else 1
 
 
 def output_limit(body: Mapping[str, Any]) -> int | None:
@@ -72,7 +81,8 @@ def output_limit(body: Mapping[str, Any]) -> int | None:
     return None if limit is None else int(limit)
 
 
-def _check(name: str, value: Any, bound: Bound) -> None:
+def check_number(name: str, value: Any, bound: Bound) -> None:
+    """Raises `BadRequest` that names the field and its bounds."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     fits = (
         number

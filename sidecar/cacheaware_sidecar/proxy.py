@@ -38,8 +38,11 @@ from cacheaware_sidecar.prefix_key import (
     prefix_key_steps,
 )
 from cacheaware_sidecar.record import Outcome, Record, Recorder
-from cacheaware_sidecar.relay import StreamRelay
+from cacheaware_sidecar.relay import StreamRelay, Translation
 from cacheaware_sidecar.request_body import BodyRoom, read_body
+from cacheaware_sidecar.responses_answer import ResponseTranslation
+from cacheaware_sidecar.responses_request import CHAT_PATH, response_request
+from cacheaware_sidecar.responses_request import PATH as RESPONSES_PATH
 from cacheaware_sidecar.rewrite import (
     Asked,
     for_engine,
@@ -67,15 +70,28 @@ R = TypeVar("R", bound=web.StreamResponse)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is asked of the engine, and on which of its paths."""
+
+    path: str
+    asked: Asked
+    translation: Translation | None = None  # where the client speaks otherwise than the engine
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Prepared:
     """A request that is ready to queue."""
 
-    asked: Asked
+    wanted: _Wanted
     tier: wire.ViewTier
     salt: str
     key: PrefixKey | None
     waiting: Waiting
     demand: Demand | None = None  # of KV blocks, where admission goes by estimate
+
+    @property
+    def asked(self) -> Asked:
+        return self.wanted.asked
 
 
 class Proxy:
@@ -117,7 +133,7 @@ class Proxy:
     # -- paths ---------------------------------------------------------------------------------------------------------
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """`/v1/chat/completions`, `/v1/completions`."""
+        """`/v1/chat/completions`, `/v1/completions`, `/v1/responses`."""
         record = self._record(request)
         try:
             with self._traffic.request():
@@ -152,9 +168,9 @@ class Proxy:
 
     async def _generate(self, request: web.Request, record: Record) -> web.StreamResponse:
         caller = self._identify(request, record)
-        asked = parse_generation(await self._read_body(request))
+        wanted = self._wanted(request.path, await self._read_body(request), record)
         view = self._view()
-        prepared = await self._prepare(request, record, asked, caller, view)
+        prepared = await self._prepare(request, record, wanted, caller, view)
         await self._link.state.usable()
         prepared = await self._sized(request, record, prepared)
         reject_late = prepared.tier.admission is wire.Admission.REJECT
@@ -166,16 +182,25 @@ class Proxy:
             finally:
                 self._learn(record, prepared)
 
+    def _wanted(self, path: str, data: bytes, record: Record) -> _Wanted:
+        if path != RESPONSES_PATH:
+            return _Wanted(path, parse_generation(data))
+        wanted = response_request(data)
+        number, model = record.id.removeprefix("req-"), wanted.asked.body.get("model")
+        translation = ResponseTranslation(number, record.time, model, wanted.repeated, self._wall_clock)
+        return _Wanted(CHAT_PATH, wanted.asked, translation)
+
     async def _prepare(
-        self, request: web.Request, record: Record, asked: Asked, caller: Caller, view: wire.View
+        self, request: web.Request, record: Record, wanted: _Wanted, caller: Caller, view: wire.View
     ) -> _Prepared:
+        asked = wanted.asked
         tier = choose_tier(asked.service_tier, caller, view)
         record.tier, record.sequences, record.streams = tier.name, asked.sequences, asked.streams
         record.promise = loosened(promise_of(tier), request.headers)
         salt = cache_salt(
             self._secrets().salt_key, view.sharing, tier=tier.name, tenant=caller.tenant, request_id=record.id
         )
-        key = await _key(request.path, asked, salt)
+        key = await _key(wanted.path, asked, salt)
         first_token = record.promise.time_to_first_token
         waiting = Waiting(
             id=record.id,
@@ -192,7 +217,7 @@ class Proxy:
             streams=asked.streams,
             size=asked.size,
         )
-        return _Prepared(asked, tier, salt, key, waiting)
+        return _Prepared(wanted, tier, salt, key, waiting)
 
     async def _sized(self, request: web.Request, record: Record, prepared: _Prepared) -> _Prepared:
         """With an estimate of its blocks, where the engine keeps no account; raises `BadRequest` for a prompt that
@@ -204,7 +229,7 @@ class Proxy:
         demand = estimates.demand(tier, prepared.key, asked)
         if estimates.too_large(tier, demand) is not None:
             headers = request_headers(request.headers.items(), record.id)
-            counted = await count_prompt_tokens(self._engine, request.path, asked.body, headers)
+            counted = await count_prompt_tokens(self._engine, prepared.wanted.path, asked.body, headers)
             if counted is not None:
                 demand = estimates.demand(tier, prepared.key, asked, counted)
                 if (refusal := estimates.too_large(tier, demand)) is not None:
@@ -235,7 +260,7 @@ class Proxy:
                 upstream.call(
                     self._engine,
                     "POST",
-                    request.path,
+                    prepared.wanted.path,
                     headers=request_headers(request.headers.items(), record.id),
                     body=body,
                 ) as answer,
@@ -243,8 +268,8 @@ class Proxy:
                 if answer.status != 200:
                     return _with_ours(relay.refused_by_engine(answer, await relay.read_error(answer), record), record)
                 if relay.is_event_stream(answer):
-                    return await self._stream(request, record, asked, answer, limit)
-                return await self._whole(record, answer)
+                    return await self._stream(request, record, prepared.wanted, answer, limit)
+                return await self._whole(record, answer, prepared.wanted.translation)
         except TimeoutError:
             raise self._too_late(asked, seconds) from None
 
@@ -252,16 +277,17 @@ class Proxy:
         self,
         request: web.Request,
         record: Record,
-        asked: Asked,
+        wanted: _Wanted,
         answer: EngineAnswer,
         limit: asyncio.Timeout,
     ) -> web.StreamResponse:
         stream = StreamRelay(
             answer,
             record,
-            wants_usage=asked.wants_usage,
+            wants_usage=wanted.asked.wants_usage,
             idle_timeout=self._settings.idle_timeout,
             clock=self._clock,
+            translation=wanted.translation,
         )
         chunk = await stream.first_bytes()
         limit.reschedule(None)  # a stream has no total limit
@@ -280,9 +306,13 @@ class Proxy:
             raise
         return response
 
-    async def _whole(self, record: Record, answer: EngineAnswer) -> web.Response:
+    async def _whole(
+        self, record: Record, answer: EngineAnswer, translation: Translation | None = None
+    ) -> web.Response:
         body = await relay.read_whole(answer)
         record.meter.observe_body(body, self._clock())
+        if translation is not None:
+            body = translation.whole(body)
         record.status = 200
         record.ended(Outcome.ANSWERED)
         response = _with_ours(relay.with_headers_of(answer, web.Response(body=body)), record)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 
@@ -26,6 +26,15 @@ _TAIL_SECONDS = 0.05  # after [DONE], for the end of the engine's message, so th
 
 
 R = TypeVar("R", bound=web.StreamResponse)
+
+
+class Translation(Protocol):
+    """Another shape for the client than the engine's; without one its bytes pass unchanged."""
+
+    def whole(self, body: bytes) -> bytes: ...
+    def event(self, event: Event) -> bytes: ...
+    def broken(self, message: str, reason: Reason) -> bytes:
+        """The end of a stream that broke. The others raise `Broken` for what they cannot read."""
 
 
 class ClientGone(ConnectionError):
@@ -94,6 +103,7 @@ class StreamRelay:
         wants_usage: bool,
         idle_timeout: float,
         clock: Callable[[], float],
+        translation: Translation | None = None,
     ) -> None:
         self._answer = answer
         self._record = record
@@ -101,6 +111,8 @@ class StreamRelay:
         self._wants_usage = wants_usage
         self._idle = idle_timeout
         self._clock = clock
+        self._translation = translation
+        self._unsent = b""  # what came before an event that made no sense
         self._parser = EventParser()
 
     async def first_bytes(self) -> bytes:
@@ -174,14 +186,22 @@ class StreamRelay:
         kept = []
         for event in events:
             only_usage = self._meter.observe(event, now)
-            if self._wants_usage or not only_usage:
+            if self._translation is not None:
+                try:
+                    kept.append(self._translation.event(event))
+                except Broken:
+                    self._unsent = b"".join(kept)
+                    raise
+            elif self._wants_usage or not only_usage:
                 kept.append(event.raw)
         return b"".join(kept)
 
     async def _break_off(self, response: web.StreamResponse, message: str, reason: Reason) -> None:
+        translation = self._translation
+        told = error_event(message, reason) if translation is None else translation.broken(message, reason)
         try:
             async with asyncio.timeout(self._idle):
-                await self._write(response, error_event(message, reason))
+                await self._write(response, self._unsent + told)
                 await self._end(response)
         except TimeoutError:
             raise ClientGone(f"the client read nothing for {self._idle:g} s") from None

@@ -80,7 +80,11 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 def parse_generation(data: bytes) -> Asked:
     """The body of a completion or chat completion, its numbers checked; raises `BadRequest`."""
-    body = parse_object(data)
+    return asked_of(parse_object(data), len(data))
+
+
+def asked_of(body: dict[str, Any], size: int) -> Asked:
+    """The same of a body that was `size` bytes long."""
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise BadRequest("stream must be true or false", param="stream")
@@ -94,7 +98,7 @@ def parse_generation(data: bytes) -> Asked:
         wants_usage=bool(options and options.get("include_usage")),
         sequences=sequences(body),
         output_limit=output_limit(body),
-        size=len(data),
+        size=size,
     )
 
 

@@ -191,6 +191,25 @@ class TestNumbers:
         with pytest.raises(BadRequest, match="best_of must be at least n"):
             parse_generation(b'{"n": 4, "best_of": 2}')
 
+    @pytest.mark.parametrize(
+        ("prompt", "sequences"),
+        [
+            pytest.param("Hi", 2, id="a text"),
+            pytest.param([1, 2, 3], 2, id="token ids"),
+            pytest.param(["a", "b", "c"], 6, id="texts"),
+            pytest.param([[1], [2, 3]], 4, id="lists of token ids"),
+            pytest.param([], 2, id="none"),
+        ],
+    )
+    def test_each_prompt_of_a_list_takes_a_place_of_its_own(self, prompt: Any, sequences: int) -> None:
+        assert parse_generation(json.dumps({"prompt": prompt, "n": 2}).encode()).sequences == sequences
+
+    def test_a_list_of_prompts_has_a_bound(self) -> None:
+        assert parse_generation(json.dumps({"prompt": ["a"] * 256}).encode()).sequences == 256
+        with pytest.raises(BadRequest, match="at most 256 prompts") as caught:
+            parse_generation(json.dumps({"prompt": ["a"] * 257}).encode())
+        assert caught.value.param == "prompt"
+
     @settings(deadline=None)  # other processes share the cores
     @given(st.dictionaries(st.sampled_from(["n", "best_of", "max_tokens", "seed", "logprobs"]), ANYTHING))
     def test_no_value_breaks_the_check(self, body: dict[str, Any]) -> None:
