@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -11,10 +13,11 @@ from cacheaware.top_frame import PUBLIC, Frame, TierLine
 _BAR = 24  # cells
 _NOTHING = "-"
 _MOST_PROBLEMS = 8
+_VERY_WIDE = 1000
 
 
 def screen(frame: Frame) -> RenderableType:
-    parts: list[RenderableType] = [_summary(frame), "", _tiers(frame), "", _legend()]
+    parts: list[RenderableType] = [_summary(frame), "", _Tiers(frame), "", _legend()]
     problems = frame.problems()
     if problems:
         parts += ["", _problems(problems)]
@@ -37,33 +40,64 @@ def _summary(frame: Frame) -> RenderableType:
     return lines
 
 
-def _tiers(frame: Frame) -> Table:
+class _Tiers:
+    """A line for each tier; two tables of half a line where the terminal is too narrow for one."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = _table(self._frame, (*_REQUESTS, *_BLOCKS, *_LATENCIES))
+        if console.measure(whole, options=options.update(max_width=_VERY_WIDE)).maximum <= options.max_width:
+            yield whole
+        else:
+            yield _table(self._frame, (*_REQUESTS, *_LATENCIES, *_RATES))
+            yield ""
+            yield _table(self._frame, tuple(column for column in _BLOCKS if column not in _RATES))
+
+
+_Column = tuple[str, Callable[[TierLine, int], str | Text]]
+
+_REQUESTS: tuple[_Column, ...] = (
+    ("QUEUE", lambda tier, _: _of_requests(tier, tier.queue)),
+    ("RUN", lambda tier, _: _of_requests(tier, tier.running)),
+    ("REQ/5M", lambda tier, _: _of_requests(tier, tier.requests)),
+)
+_RATES: tuple[_Column, ...] = (
+    ("RECL/S", lambda tier, _: _rate(tier.reclaimed_a_second)),
+    ("PREE/S", lambda tier, _: _rate(tier.preempted_a_second)),
+)
+_BLOCKS: tuple[_Column, ...] = (
+    ("BLOCKS", lambda tier, scale: _bar(tier, scale)),
+    ("HELD", lambda tier, _: str(tier.held)),
+    ("CACHED", lambda tier, _: str(tier.cached)),
+    ("NOMINAL", lambda tier, _: str(tier.nominal)),
+    ("EFFECT", lambda tier, _: str(tier.effective)),
+    ("BORROW", lambda tier, _: str(tier.borrowed)),
+    ("LENT", lambda tier, _: str(tier.lent)),
+    *_RATES,
+)
+_LATENCIES: tuple[_Column, ...] = (
+    ("HIT", lambda tier, _: _percent(tier.hit_percent)),
+    ("TTFT P50", lambda tier, _: _seconds(tier.time_to_first_token_p50)),
+    ("P95", lambda tier, _: _seconds(tier.time_to_first_token_p95)),
+    ("SLA", lambda tier, _: _percent(tier.attainment_percent)),
+)
+
+
+def _table(frame: Frame, columns: Sequence[_Column]) -> Table:
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
     table.add_column("TIER", no_wrap=True)
-    for heading in ("QUEUE", "RUN", "REQ/5M"):
-        table.add_column(heading, justify="right")
-    table.add_column("BLOCKS", no_wrap=True, min_width=_BAR)
-    for heading in ("HELD", "CACHED", "NOMINAL", "EFFECT", "BORROW", "LENT", "RECL/S", "PREE/S"):
-        table.add_column(heading, justify="right")
-    for heading in ("HIT", "TTFT P50", "P95", "SLA"):
-        table.add_column(heading, justify="right")
+    for heading, _ in columns:
+        table.add_column(heading, justify="left" if heading == "BLOCKS" else "right", no_wrap=True)
     scale = max((max(tier.used, tier.nominal, tier.effective) for tier in frame.tiers), default=0)
     for tier in frame.tiers:
-        blocks = (tier.held, tier.cached, tier.nominal, tier.effective, tier.borrowed, tier.lent)
-        requests = ("", "", "") if tier.name == PUBLIC else (tier.queue, tier.running, tier.requests)
-        table.add_row(
-            tier.name,
-            *map(str, requests),
-            _bar(tier, scale),
-            *map(str, blocks),
-            _rate(tier.reclaimed_a_second),
-            _rate(tier.preempted_a_second),
-            _percent(tier.hit_percent),
-            _seconds(tier.time_to_first_token_p50),
-            _seconds(tier.time_to_first_token_p95),
-            _percent(tier.attainment_percent),
-        )
+        table.add_row(tier.name, *(shown(tier, scale) for _, shown in columns))
     return table
+
+
+def _of_requests(tier: TierLine, number: int) -> str:
+    return "" if tier.name == PUBLIC else str(number)
 
 
 def _bar(tier: TierLine, scale: int) -> Text:

@@ -145,6 +145,26 @@ class TestScreen:
         assert "KV blocks not known yet" in text
         assert "it does not answer" in text
 
+    def test_a_terminal_of_eighty_columns_has_every_figure(self) -> None:
+        before = frame("default/chat", [Answer("chat-0", status(reclaimed=30))], at=0.0)
+        text = shown(frame("default/chat", [Answer("chat-0", status())], at=4.0, previous=before), 80)
+        lines = [re.sub(r"\s+", " ", line).strip() for line in text.splitlines()]
+        assert lines[:12] == [
+            "default/chat 1 of 1 replicas 850 of 1,000 KV blocks used (85 %) hit 60 %",
+            "9 queued 5 running, 1 waiting in the engine",
+            "",
+            "TIER QUEUE RUN REQ/5M HIT TTFT P50 P95 SLA RECL/S PREE/S",
+            "gold 2 3 10 60 % 100 ms 250 ms 97 % 2.5 0",
+            "bronze 7 3 0 - - - - 0 0",
+            "(public) - - - - 0 0",
+            "",
+            "TIER BLOCKS HELD CACHED NOMINAL EFFECT BORROW LENT",
+            "gold ████████████▒▒▒▒▒▒▒▒|▒▒▒ 300 300 500 450 100 0",
+            "bronze ██▒▒▒▒▒▒····|··········· 50 150 300 350 0 100",
+            "(public) █▒|····················· 20 30 50 50 0 0",
+        ]
+        assert "…" not in text
+
     @pytest.mark.parametrize("width", [40, 80, 200])
     def test_no_width_breaks_it(self, width: int) -> None:
         assert all(len(line) <= width for line in shown(frame("p", [Answer("a", status())], 0.0), width).splitlines())
