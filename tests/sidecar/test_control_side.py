@@ -261,7 +261,9 @@ class TestEnginePage:
         assert engine_page(page, queued=3) == merged
 
 
-async def test_what_a_tenant_or_prompt_is_called_is_in_no_metric(engine: StubEngine, folder: Path) -> None:
+async def test_names_of_tenants_and_prompts_are_in_no_metric_and_no_explanation(
+    engine: StubEngine, folder: Path
+) -> None:
     keys = {"key-of-acme": {"tenant": "tenant-acme", "tiers": ["gold"], "defaultTier": "gold"}}
     async with running_sidecar(engine, folder, wanted=view_json(identity={"type": "APIKeys"}), keys=keys) as sidecar:
         headers = {"Authorization": "Bearer key-of-acme"}
@@ -271,5 +273,8 @@ async def test_what_a_tenant_or_prompt_is_called_is_in_no_metric(engine: StubEng
         _, page = await sidecar.control("GET", "/metrics")
         assert 'cacheaware_requests_total{outcome="answered",tier="gold"} 1.0' in page
         assert 'cacheaware_rejections_total{reason="unknown-tier",tier=""} 1.0' in page
+        _, explained = await sidecar.control("GET", "/pool/explain")
+        _, status = await sidecar.control("GET", "/pool/status")
         for word in ("tenant-acme", "prompt-text", "tier-unknown", "key-of-acme"):
             assert word not in page
+            assert word not in json.dumps([explained, status])

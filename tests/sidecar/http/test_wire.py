@@ -230,6 +230,49 @@ class TestLeaving:
         for request in engine.requests:
             await asyncio.wait_for(request.left.wait(), 1)
 
+    @pytest.mark.parametrize("half", [True, False], ids=["half closed", "closed"])
+    async def test_in_the_middle_of_a_stream_the_engine_learns_of_it(
+        self, sidecar: Running, engine: StubEngine, half: bool
+    ) -> None:
+        engine.behaviour = Behaviour(words=("x",) * 10_000, pause=0.01)
+        async with raw_connection(sidecar.url) as connection:
+            await connection.send(raw_post(STREAM))
+            assert (await connection.rest(until=b"data: ")).status == 200
+            if half:
+                connection.writer.write_eof()
+                assert (await connection.rest()).closed
+        await asyncio.wait_for(engine.requests[0].left.wait(), 1)
+        await eventually(sidecar.is_idle)
+
+    @pytest.mark.parametrize("half", [True, False], ids=["half closed", "closed"])
+    async def test_in_the_queue_it_is_never_sent_on(self, engine: StubEngine, folder: Path, half: bool) -> None:
+        let_go = asyncio.Event()
+        engine.behaviour = Behaviour(hold=let_go)
+        async with running_sidecar(engine, folder, engine_slots=1) as sidecar:
+            async with raw_connection(sidecar.url) as first, raw_connection(sidecar.url) as second:
+                await first.send(raw_post(HI))
+                await engine.count(1)
+                await second.send(raw_post(STREAM))
+                await eventually(lambda: sidecar.sidecar.gate.queued == 1)
+                if half:
+                    second.writer.write_eof()
+                else:
+                    second.writer.close()
+                await eventually(lambda: sidecar.sidecar.gate.queued == 0)
+                let_go.set()
+                assert (await first.rest(until=b"}}")).status == 200
+            await eventually(sidecar.is_idle)
+        assert len(engine.requests) == 1
+
+    async def test_with_requests_sent_ahead_none_of_them_is_begun(self, sidecar: Running, engine: StubEngine) -> None:
+        engine.behaviour = Behaviour(hang_after=0)
+        async with raw_connection(sidecar.url) as connection:
+            await connection.send(raw_post(HI) * 3)
+            await engine.count(1)
+        await asyncio.wait_for(engine.requests[0].left.wait(), 1)
+        await eventually(sidecar.is_idle)
+        assert len(engine.requests) == 1
+
 
 class TestMemory:
     async def test_bodies_on_their_way_have_room_together_and_give_it_back(
