@@ -1,4 +1,7 @@
-"""Parts that are killed, frozen, slow or lie: each client gets an answer, and nothing is missing or held afterwards."""
+"""Parts that are killed, frozen, slow or lie: each client gets an answer, and nothing is missing or held afterwards.
+
+`python -m cacheaware_sidecar.testing_chaos --seconds 120` is a longer run of whatever comes.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from cacheaware_sidecar import testing_chaos
 from cacheaware_sidecar.testing import Behaviour, StubEngine
 from cacheaware_sidecar.testing_process import Process, engine_process, sidecar_process
 from cacheaware_sidecar.testing_sidecar import (
@@ -236,3 +240,10 @@ async def test_one_hung_request_delays_no_other(
         each.cancel()
     await asyncio.gather(*hung, return_exceptions=True)
     await eventually(sidecar.is_idle)
+
+
+async def test_whatever_comes_every_client_is_answered_and_counted_once() -> None:
+    outcome = await testing_chaos.run(seed=5, seconds=6)
+    assert outcome.problems == []
+    assert outcome.endings[testing_chaos.Ending.ANSWERED] > 20
+    assert len(outcome.faults) > 1
