@@ -271,14 +271,38 @@ def explain(
     lines: Annotated[
         bool, typer.Option("--lines", help="A JSON object for each request instead: what `cacheaware replay` reads.")
     ] = False,
+    trace: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead of a running pool: a pool's file on this trace.", show_default=False),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="With --trace: the pool's file.", show_default=False)
+    ] = None,
+    capacity: Annotated[
+        str | None,
+        typer.Option(help="With --trace: tokens that the KV cache holds: 500k, 3M.", show_default=False),
+    ] = None,
+    tier: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TRACE=TIER", help="With --trace: as replay takes it.", show_default=False),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="With --trace: what a step costs, as replay takes it.")] = "h200-8b",
+    until: Annotated[
+        float | None, typer.Option(help="With --trace: only its first so many seconds.", show_default=False)
+    ] = None,
 ) -> None:
     """Show how a running pool treated its last requests, why, and which line of its file decides that.
 
-    Exit code 1 if the pool does not run here, or no sidecar answers.
+    With [bold]--trace[/bold] it shows which promises a pool's file would break on a trace, and which of its lines is
+    why: the same code in virtual time, as [bold]cacheaware replay[/bold] runs it.
+
+    Exit code 1 if the pool does not run here, no sidecar answers, or a file cannot be read.
 
     [bold]cacheaware explain[/bold]
 
     [bold]cacheaware explain --last 1000 --lines > log.jsonl[/bold]
+
+    [bold]cacheaware explain --trace log.jsonl -f pool.yaml --capacity 1M[/bold]
     """
     _require("cli", "operator", "sidecar")
     import asyncio
@@ -288,6 +312,14 @@ def explain(
     from cacheaware import explain as explaining
     from cacheaware import pool_status, state_file
 
+    if trace:
+        if file is None or capacity is None:
+            _fail("cacheaware explain: --trace needs the pool's file and its cache: -f pool.yaml --capacity 1M", code=2)
+        from cacheaware.replay import explanation
+        from cacheaware.replay.command import Options
+
+        options = Options(trace, file, capacity, tiers=tier or (), engine=engine, until=until)
+        raise typer.Exit(explanation.main(options, Console(), Console(stderr=True)))
     try:
         state = pool_status.find(state_file.state_folder(), namespace, pool)
         decisions = asyncio.run(explaining.last_decisions(state, last))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cacheaware.replay.requests import Request
+from cacheaware_engine.blocks import WaitReason
 from cacheaware_sidecar.figures import percentile
 from cacheaware_sidecar.tiers import Promise
 
@@ -22,6 +23,8 @@ class Served:
     predicted_tokens: int | None = None
     cached_tokens: int = 0
     output_tokens: int = 0
+    admitted_at: float | None = None  # when the engine had blocks for it
+    waited_for: WaitReason | None = None  # what it lacked there when it was turned away last; None: it never was
     first_token_at: float | None = None
     ended_at: float | None = None
     refused: bool = False

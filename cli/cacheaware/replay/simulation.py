@@ -183,6 +183,7 @@ class Simulation:
         for run in result.first_tokens:
             served = self._served[run.request.id]
             served.first_token_at, served.cached_tokens = now, run.cached_tokens or 0
+            served.admitted_at, served.waited_for = run.admitted_at, run.waited_for
             self._policy.first_token(run)
             if self._operator is not None:
                 self._operator.first_token(run, served.sent_at)

@@ -18,7 +18,17 @@ from dataclasses import dataclass, field
 
 from cacheaware.replay.engine_cost import EngineCost
 from cacheaware.replay.requests import Request
-from cacheaware_engine.blocks import Admitted, BlockPool, Ended, Grown, NeverFits, Stage, Yielded
+from cacheaware_engine.blocks import (
+    Admitted,
+    BlockPool,
+    Ended,
+    Grown,
+    NeverFits,
+    Stage,
+    Waiting,
+    WaitReason,
+    Yielded,
+)
 from cacheaware_engine.blocks import Request as BlockRequest
 
 OFFERED_OF_A_TIER = 16  # as the Torch engine offers: of a long queue the oldest of each tier
@@ -31,6 +41,8 @@ class Run:
     request: Request
     blocks: BlockRequest
     cached_tokens: int | None = None  # of its prompt, not computed for it; None: never admitted
+    admitted_at: float | None = None  # the first time
+    waited_for: WaitReason | None = None  # what it lacked before that, when it was turned away last
     computed: int = 0  # tokens whose KV is there
     generated: int = 0
     started: int = 0  # the count of decode steps when it began to decode, less what it had generated then
@@ -333,7 +345,7 @@ class VirtualEngine:
                 self._suspend(answer.preempted)
                 run.computed = answer.hit_blocks[0] * self.pool.block_size
                 if run.cached_tokens is None:
-                    run.cached_tokens = run.computed
+                    run.cached_tokens, run.admitted_at = run.computed, self._clock()
                     self._result.admitted.append(run)
                 self._filling.append(run)
                 self._ready_runs = None
@@ -344,6 +356,9 @@ class VirtualEngine:
                     self._remove(run)
                 else:
                     self._end(run)
+            case Waiting():
+                if run.cached_tokens is None:
+                    run.waited_for = answer.reason
         return False
 
     def _suspend(self, preempted: Sequence[BlockRequest]) -> None:
