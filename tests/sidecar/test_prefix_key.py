@@ -223,6 +223,13 @@ class TestTokenLengths:
         assert lengths.tokens(text) == pytest.approx(text.length / 2, rel=0.05)
         assert lengths.chunk_tokens(text) == pytest.approx(before * 2, rel=0.05)
 
+    def test_a_few_prompts_are_enough(self) -> None:
+        lengths = TokenLengths()
+        text = key(chat(LONG))
+        for _ in range(10):
+            lengths.learn(text, prompt_tokens=text.length // 2)
+        assert lengths.tokens(text) == pytest.approx(text.length / 2, rel=0.25)
+
     def test_one_absurd_count_does_not_spoil_the_estimate(self) -> None:
         lengths = TokenLengths()
         text = key(chat(LONG))

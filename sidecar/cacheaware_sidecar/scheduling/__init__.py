@@ -3,6 +3,7 @@
     requests.py      what a request is to the scheduler, and what it decides about it
     fair_queue.py    the order: weighted shares of tiers and tenants, deadlines, warm prompts first
     prefix_index.py  what the engine probably still has
+    active_groups.py what groups have in the cache, and will want of it
     scheduler.py     all of it put together: `Scheduler`
 
 Standard library only: the sidecar acts on its decisions (`dispatch.py`, `gate.py`), and a replay drives the same object

@@ -36,9 +36,16 @@ class Backlog:
 
     def add(self, request_id: str, tier: str, tenant: str, arrived: float, seconds: float) -> None:
         self._requests[request_id] = (tier, tenant, seconds)
-        self._arrived.setdefault(tier, {})[request_id] = arrived
-        self._tiers.setdefault(tier, _Sum()).add(1, seconds)
-        self._tenants.setdefault(tier, {}).setdefault(tenant, _Sum()).add(1, seconds)
+        tenants = self._tenants.get(tier)
+        if tenants is None:
+            tenants = self._tenants[tier] = {}
+            self._arrived[tier], self._tiers[tier] = {}, _Sum()
+        of_tenant = tenants.get(tenant)
+        if of_tenant is None:
+            of_tenant = tenants[tenant] = _Sum()
+        self._arrived[tier][request_id] = arrived
+        self._tiers[tier].add(1, seconds)
+        of_tenant.add(1, seconds)
 
     def remove(self, request_id: str) -> None:
         tier, tenant, seconds = self._requests.pop(request_id)

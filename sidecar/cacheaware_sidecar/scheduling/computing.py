@@ -46,8 +46,12 @@ class Computing:
         """The engine gets it now, and needs so many seconds for it once those before it are done."""
         self._free_at = max(now, self._free_at) + seconds
         self._prompts[request_id] = _Prompt(checkpoints, self._free_at)
+        leaders = self._leaders
         for checkpoint in checkpoints:
-            self._leaders.setdefault(checkpoint, []).append(request_id)
+            if checkpoint in leaders:
+                leaders[checkpoint].append(request_id)
+            else:
+                leaders[checkpoint] = [request_id]
 
     def done(self, request_id: str, now: float) -> bool:
         """Its first token came, or it left. False if it was not computing."""
@@ -55,17 +59,19 @@ class Computing:
         if prompt is None:
             return False
         shift = now - prompt.ends
-        behind = False
-        for other_id, other in self._prompts.items():
-            if behind:
-                other.ends = max(now, other.ends + shift)
-            behind = behind or other_id == request_id
+        prompts = iter(self._prompts.values())
+        while next(prompts) is not prompt:
+            pass  # those before it were to be done earlier anyway
+        for other in prompts:
+            ends = other.ends + shift
+            other.ends = ends if ends > now else now
         del self._prompts[request_id]
         for checkpoint in prompt.checkpoints:
             leaders = self._leaders[checkpoint]
-            leaders.remove(request_id)
-            if not leaders:
+            if len(leaders) == 1:
                 del self._leaders[checkpoint]
+            else:
+                leaders.remove(request_id)
         self._free_at = max(now, self._free_at + shift) if self._prompts else now
         return True
 

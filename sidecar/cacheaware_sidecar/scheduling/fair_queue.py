@@ -161,7 +161,9 @@ class FairQueue:
         """A request that `returns` was set aside: its share is not new, and keeps the account that it had."""
         if request.id in self._entries:
             raise ValueError(f"request {request.id} waits already")
-        tier = self._tiers.setdefault(request.tier, _Tier(Terms(), self._started))
+        tier = self._tiers.get(request.tier)
+        if tier is None:
+            tier = self._tiers[request.tier] = _Tier(Terms(), self._started)
         tenant = tier.tenants.get(request.tenant)
         if tenant is None:
             tenant = tier.tenants[request.tenant] = _Tenant(request.tenant, tier.started)
@@ -182,13 +184,9 @@ class FairQueue:
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return False
-        request = entry[3]
-        tier = self._tiers[request.tier]
-        tenant = tier.tenants[request.tenant]
-        where = bisect.bisect_left(tenant.entries, entry)
-        del tenant.entries[where]
-        tier.waiting -= 1
-        if where == 0:
+        tier = self._tiers[entry[3].tier]
+        tenant = tier.tenants[entry[3].tenant]
+        if self._take_out(tier, tenant, entry):
             tier.place(tenant)
         self._level(tier)
         return True
@@ -197,27 +195,35 @@ class FairQueue:
 
     def peek(self, now: float, closed: Collection[str] = ()) -> Waiting | None:
         """The next request among the tiers that are not `closed`; None: none of those waits."""
-        open_tiers = [(name, tier) for name, tier in self._tiers.items() if tier.waiting and name not in closed]
-        if not open_tiers:
+        first: _Tier | None = None
+        first_rank = (0.0, 0, "")
+        urgent: list[_Tier] = []
+        for name, tier in self._tiers.items():
+            if not tier.waiting or name in closed:
+                continue
+            rank = (tier.served, -tier.terms.priority, name)
+            if first is None or rank < first_rank:
+                first, first_rank = tier, rank
+            if tier.urgent or (tier.becoming and tier.becoming[0][0] <= now):
+                urgent.append(tier)
+        if first is None:
             return None
-        least = min(tier.served for _, tier in open_tiers)
-        urgent = self._most_urgent(now, [tier for _, tier in open_tiers], least)
-        if urgent is not None:
-            return urgent
-        _, tier = min(open_tiers, key=lambda item: (item[1].served, -item[1].terms.priority, item[0]))
-        return self._of_tenant(tier.least())
+        found = self._most_urgent(now, urgent, first.served) if urgent else None
+        return self._of_tenant(first.least()) if found is None else found
 
     def take(self, request: Waiting, cost: float, closed: Collection[str] = ()) -> None:
         """`peek` named it, and it goes: its cost is charged."""
         tier = self._tiers[request.tier]
         tenant = tier.tenants[request.tenant]
-        self._started = max(
-            self._started, min(t.served for name, t in self._tiers.items() if t.waiting and name not in closed)
-        )
+        least = min([t.served for name, t in self._tiers.items() if t.waiting and name not in closed])
+        self._started = max(self._started, least)
         tier.started = max(tier.started, tier.least().served)
         tenant.since_first = 0 if tenant.entries[0][3] is request else tenant.since_first + 1
-        self.charge(request.tier, request.tenant, cost)
-        self.remove(request.id)
+        tier.served = _moved(tier.served, cost / tier.terms.weight, self._started)
+        tenant.served = _moved(tenant.served, cost, tier.started)
+        self._take_out(tier, tenant, self._entries.pop(request.id))
+        tier.place(tenant)
+        self._level(tier)
 
     def charge(self, tier: str, tenant: str, cost: float) -> None:
         """Add work to an account, or give some back (negative) where less was used than expected.
@@ -232,6 +238,13 @@ class FairQueue:
         if share is not None:
             share.served = _moved(share.served, cost, account.started)
             account.place(share)
+
+    def _take_out(self, tier: _Tier, tenant: _Tenant, entry: _Entry) -> bool:
+        """True: it was its tenant's first, so the tenant has to be placed anew."""
+        where = bisect.bisect_left(tenant.entries, entry)
+        del tenant.entries[where]
+        tier.waiting -= 1
+        return where == 0
 
     def _of_tenant(self, tenant: _Tenant) -> Waiting:
         first = tenant.entries[0][3]

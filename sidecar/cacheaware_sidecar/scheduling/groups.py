@@ -109,13 +109,15 @@ class GroupTree:
     def group_of(self, request_id: str) -> Group | None:
         """None: it has nobody to share enough with, or is not here."""
         path = self._paths.get(request_id)
+        if path is None:
+            return None
         node = self._root
-        while path is not None and node.depth < len(path):
-            child = node.children.get(path[node.depth])
+        for checkpoint in path:
+            child = node.children.get(checkpoint)
             if not isinstance(child, _Node):
                 return None
             node = child
-            if node.gain > 0 and node.gain >= node.best_below:
+            if node.best > node.best_below or (node.best and node.gain == node.best):
                 return Group(node.key[:8].hex(), node.depth * self._every, node.members)
         return None
 
@@ -156,10 +158,12 @@ class GroupTree:
     def _settle(self, node: _Node | None) -> None:
         """The number of members has changed here and in all that leads here."""
         while node is not None:
-            before, node.best = node.best, max(node.gain, node.best_below)
-            if node.parent is not None:
-                node.parent.best_below += node.best - before
+            before, below = node.best, node.best_below
+            gain = (node.members - 1) * node.depth if node.members > 1 else 0
+            node.best = best = gain if gain > below else below
             node = node.parent
+            if node is not None:
+                node.best_below += best - before
 
     def _check(self, node: _Node) -> int:
         members = len(node.ends_here)

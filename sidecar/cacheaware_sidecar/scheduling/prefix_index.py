@@ -1,7 +1,7 @@
 """What the engine probably still has, and how many tokens that is: recent requests' chunks, and what came true. Pure.
 
-It holds every chunk's whole path: chunks go least recently used first, and a chunk goes before those that lead to it.
-So what is known of a prompt is always a prefix of it: matching takes O(log chunks) look-ups, inserting O(chunks).
+Chunks are kept in `PrefixTree`: least recently used first, and a chunk goes before those that lead to it. So what is
+known of a prompt is always a prefix of it, and neither matching nor inserting one depends on its length.
 
 Chunks are text, and the engine counts tokens of a rendered template in whole blocks. That is learned, not rebuilt: what
 the engine once said it had cached for a match of this length at this chunk is the best prediction for the next one; a
@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Sequence
 
+from cacheaware_sidecar.scheduling.prefix_tree import PrefixTree
 from cacheaware_sidecar.scheduling.requests import Used, Waiting
 
-DEFAULT_CAPACITY = 200_000  # chunks; about 50 MB
+DEFAULT_CAPACITY = 200_000  # chunks; about 20 MB in prompts of many, 80 MB in prompts of one
 _CONVERSATIONS = 20_000
 _LEARNING_RATE = 0.1
 _LARGEST_STEP = 64.0  # tokens that one prediction may correct the offset by: an evicted prefix is no offset
@@ -49,13 +49,12 @@ class PrefixIndex:
         self._chunk_tokens: float | None = None  # of a usual prompt
         self.block_size = 1
         self._reach = 1.0  # how much longer the engine keeps chunks than a plain cache of its size would
-        # Least recently used first. The value: tokens that the engine had cached for a match that ended here.
-        self._known: OrderedDict[bytes, int | None] = OrderedDict()
+        self.known = PrefixTree()  # its notes: tokens that the engine had cached for a match that ended there
         self._conversations: OrderedDict[str, _Conversation] = OrderedDict()
         self._offset = 0.0
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self.known)
 
     @property
     def capacity(self) -> int:
@@ -73,45 +72,31 @@ class PrefixIndex:
         """How many tokens fit the engine's cache (None: not known), and in blocks of how many it shares prefixes."""
         self._engine = tokens
         self.block_size = block_size
-        self._shrink()
+        self.known.shrink(self.capacity)
 
-    def matched(self, chunks: Sequence[bytes], guess: int = 0) -> int:
-        """How many leading chunks are known; at once where it is as many as guessed."""
-        known = self._known
-        if (not guess or chunks[guess - 1] in known) and (guess == len(chunks) or chunks[guess] not in known):
-            return guess
-        least, most = 0, len(chunks)
-        while least < most:
-            middle = (least + most + 1) // 2
-            if chunks[middle - 1] in known:
-                least = middle
-            else:
-                most = middle - 1
-        return least
-
-    def predict(self, request: Waiting, guess: int = 0) -> Match:
+    def predict(self, request: Waiting) -> Match:
         """What of the prompt is cached, at a guess."""
-        depth = self.matched(request.chunks, guess)
+        depth = self.known.matched(request.chunks)
         tokens = 0.0
+        most = max(0.0, request.prompt_tokens - 1)
         if depth:
-            told = self._known[request.chunks[depth - 1]]
+            told = self.known.note_at(request.chunks, depth)
             tokens = self._by_chunks(request, depth) if told is None else told
-        conversation = self._conversation(request)
-        if conversation is not None and conversation.kept:
-            tokens = max(tokens, conversation.tokens)
-        return Match(depth, int(min(max(0.0, tokens), max(0.0, request.prompt_tokens - 1))))
+            if told is not None:
+                most = max(most, told)  # counted by the engine, where the length of a prompt is an estimate
+        if request.conversation is not None:
+            conversation = self._conversation(request)
+            if conversation is not None and conversation.kept:
+                tokens = max(tokens, conversation.tokens)
+        return Match(depth, int(min(max(0.0, tokens), most)))
 
     def insert(self, request: Waiting) -> None:
         """The engine has computed this prompt: its first byte came back."""
-        known, size = self._known, request.chunk_tokens
+        size = request.chunk_tokens
         usual = size if self._chunk_tokens is None else self._chunk_tokens
         self._chunk_tokens = usual + _LEARNING_RATE * (size - usual)
-        for chunk in reversed(request.chunks):  # the tail is the oldest, so what remains is always a prefix
-            if chunk in known:
-                known.move_to_end(chunk)
-            else:
-                known[chunk] = None
-        self._shrink()
+        self.known.insert(request.chunks)
+        self.known.shrink(self.capacity)
 
     def learn(self, request: Waiting, match: Match, used: Used) -> None:
         """The engine has counted a request of which this was predicted when it was sent."""
@@ -127,13 +112,14 @@ class PrefixIndex:
             return
         if match.chunks:
             self._correct(request, match, used.cached_tokens)
-        if request.chunks and request.sequences == 1 and self._known.get(request.chunks[-1], 0) is None:
+        end = len(request.chunks)
+        if request.sequences == 1 and self.known.note_at(request.chunks, end) is None:
             # The next turn of this conversation starts with the prompt and its answer.
-            self._known[request.chunks[-1]] = used.prompt_tokens + used.output_tokens
+            self.known.leave_note(request.chunks, end, used.prompt_tokens + used.output_tokens)
 
     def clear(self) -> None:
         """The engine started anew, or the salt key changed."""
-        self._known.clear()
+        self.known.clear()
         self._conversations.clear()
 
     # -- parts ---------------------------------------------------------------------------------------------------------
@@ -146,11 +132,9 @@ class PrefixIndex:
         by_chunks = match.chunks * request.chunk_tokens
         if cached < _EVICTED * min(by_chunks, match.tokens):
             self._reach = max(_LEAST_REACH, self._reach / _REACH_STEP)
-            self._shrink()
+            self.known.shrink(self.capacity)
             return  # the engine had dropped it meanwhile: nothing to learn about tokens
-        end = request.chunks[match.chunks - 1]
-        if end in self._known:
-            self._known[end] = cached
+        self.known.leave_note(request.chunks, match.chunks, cached)
         error = cached - (by_chunks + self._offset)
         self._offset += _LEARNING_RATE * max(-_LARGEST_STEP, min(_LARGEST_STEP, error))
         if error > 2 * request.chunk_tokens and match.chunks < len(request.chunks):
@@ -158,8 +142,3 @@ class PrefixIndex:
 
     def _conversation(self, request: Waiting) -> _Conversation | None:
         return None if request.conversation is None else self._conversations.get(request.conversation)
-
-    def _shrink(self) -> None:
-        capacity = self.capacity
-        while len(self._known) > capacity:
-            self._known.popitem(last=False)

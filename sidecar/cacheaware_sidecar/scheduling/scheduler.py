@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from cacheaware_api import wire
+from cacheaware_sidecar.scheduling.active_groups import ActiveGroups
 from cacheaware_sidecar.scheduling.arrivals import Arrivals
 from cacheaware_sidecar.scheduling.backlog import Backlog
 from cacheaware_sidecar.scheduling.computing import Computing
@@ -47,6 +48,7 @@ class _Inside:
     request: Waiting
     match: Match
     cost: float
+    group: str | None = None
     decodes: bool = False  # its prompt is computed
 
 
@@ -77,6 +79,7 @@ class Scheduler:
         self._clock = clock
         self.index = index or PrefixIndex()
         self.costs = CostModel()
+        self.active_groups = ActiveGroups()
         self._limit_prefill = limit_prefill
         self._checkpoint_chunks = checkpoint_chunks
         self._terms: Mapping[str, Terms] = {}
@@ -90,10 +93,10 @@ class Scheduler:
         self._unseen: set[str] = set()  # in the engine, without a first token that could be seen
         self._inside: dict[str, _Inside] = {}
         self._sequences: dict[str, int] = {}  # inside the engine, by tier
+        self._all_sequences = 0
         self._decoding, self._context = 0, 0.0  # sequences, and tokens of their prompts
         self._known_load: float | None = None  # both are worked out again where something changed
-        self._known_step: float | None = None
-        self._depths: dict[str, int] = {}  # of those that wait: chunks that matched when last looked at
+        self._known_step: float | None = None  # without the load
         self._cascades = False
         self._last_dispatch: float | None = None
         self._pace: float | None = None
@@ -125,7 +128,7 @@ class Scheduler:
     @property
     def sequences(self) -> int:
         """All sequences in the engine."""
-        return sum(self._sequences.values())
+        return self._all_sequences
 
     def sequences_of(self, tier: str) -> int:
         """A tier's sequences in the engine."""
@@ -160,11 +163,12 @@ class Scheduler:
         """The size of the engine's KV cache, and of the blocks in which it shares prefixes; None: not known."""
         self.index.set_engine(capacity_tokens, block_size)
         self.costs.bytes_per_token = bytes_per_token or 0
-        self._load_changed()
+        self._prices_changed()
 
     def engine_restarted(self) -> None:
         """Its cache is empty. Requests that were inside are finished one by one, as they are noticed."""
         self.index.clear()
+        self.active_groups.clear()
 
     def add(self, request: Waiting) -> None:
         if request.id in self._inside or request.id in self._holds:
@@ -173,7 +177,6 @@ class Scheduler:
         self._groups.add(request.id, request.chunks)
         self._arrivals.note(self._groups.path_of(request.id), self._clock())
         match = self.index.predict(request)
-        self._depths[request.id] = match.chunks
         seconds = self.costs.prefill_seconds(max(1.0, request.prompt_tokens - match.tokens), match.tokens)
         self._backlog.add(request.id, request.tier, request.tenant, request.arrived, seconds or 0.0)
 
@@ -188,8 +191,10 @@ class Scheduler:
 
     def next(self, engine: EngineView) -> Decision:
         now = self._clock()
-        self._assume_first_bytes(now)
-        self._release_holds(now)
+        if self._unseen:
+            self._assume_first_bytes(now)
+        if self._holds:
+            self._release_holds(now)
         closed: set[str] = set()
         dispatches: list[Dispatch] = []
         room_at: float | None = None
@@ -209,9 +214,15 @@ class Scheduler:
                 dispatches.append(self._dispatch(request, now, closed))
         if dispatches:
             self._note_pace(now, len(dispatches))
-        ends = [self._computing.ends(request_id) for request_id in self._unseen]
-        times = [time for time in (self._holds.next_end, room_at, *ends) if time is not None and math.isfinite(time)]
-        return Decision(tuple(dispatches), min(times, default=None))
+        return Decision(tuple(dispatches), self._wake_at(room_at))
+
+    def _wake_at(self, room_at: float | None) -> float | None:
+        times = [] if room_at is None else [room_at]
+        if self._holds and (end := self._holds.next_end) is not None:
+            times.append(end)
+        if self._unseen:
+            times += [self._computing.ends(request_id) for request_id in self._unseen]
+        return min((time for time in times if math.isfinite(time)), default=None) if times else None
 
     def first_byte(self, request_id: str) -> None:
         """The engine has computed the prompt. Unknown or repeated: nothing happens."""
@@ -235,6 +246,7 @@ class Scheduler:
         if inside is None:
             return False
         request = inside.request
+        self._all_sequences -= request.sequences
         left = self._sequences[request.tier] - request.sequences
         if left:
             self._sequences[request.tier] = left
@@ -248,6 +260,8 @@ class Scheduler:
             self._let_go(self._holds.release_behind(request_id), self._clock(), FlushReason.PREFIX_READY)
         if used is not None:
             self.index.learn(request, inside.match, used)
+            if inside.group is not None:
+                self.active_groups.ended(inside.group, request, used, self._clock())
             cost = _cost(used.prompt_tokens, used.cached_tokens or 0, used.output_tokens)
             self._queue.charge(request.tier, request.tenant, cost - inside.cost)
         return True
@@ -263,34 +277,41 @@ class Scheduler:
     def step(self, report: wire.StepReport) -> None:
         """The engine told what its last steps cost."""
         self.costs.observe(report)
-        self._load_changed()
+        self._prices_changed()
         self._cascades = self._cascades or any(group.cascade for group in report.groups)
 
     def check_integrity(self) -> None:
         """Asserts that every account is that of the requests here."""
         self._groups.check_integrity()
         assert len(self._groups) == self.waiting + self.inside
-        assert len(self._backlog) == len(self._depths) == self.waiting
-        assert self._flushed.keys() <= self._depths.keys()
+        assert len(self._backlog) == self.waiting
+        assert all(request_id in self._queue or request_id in self._holds for request_id in self._flushed)
         assert len(self._computing) == sum(not inside.decodes for inside in self._inside.values())
         assert self._unseen <= self._inside.keys()
-        assert self.sequences == sum(inside.request.sequences for inside in self._inside.values())
+        assert (
+            self.sequences
+            == sum(self._sequences.values())
+            == sum(inside.request.sequences for inside in self._inside.values())
+        )
 
     # -- who goes ------------------------------------------------------------------------------------------------------
 
     def _dispatch(self, request: Waiting, now: float, closed: set[str]) -> Dispatch:
-        match = self.index.predict(request, self._depths[request.id])
+        match = self.index.predict(request)
         uncached = max(1.0, request.prompt_tokens - match.tokens)
         cost = _cost(request.prompt_tokens, match.tokens, request.output_tokens)
         self._queue.take(request, cost, closed)
         self._leave_queue(request.id)
-        self._inside[request.id] = _Inside(request, match, cost)
-        self._sequences[request.tier] = self.sequences_of(request.tier) + request.sequences
+        group = self._group_of(request)
+        if group is not None:
+            self.active_groups.sent(group.id, group.chunks * request.chunk_tokens, request, now)
+        self._inside[request.id] = _Inside(request, match, cost, None if group is None else group.id)
+        self._sequences[request.tier] = self._sequences.get(request.tier, 0) + request.sequences
+        self._all_sequences += request.sequences
         seconds = self.costs.prefill_seconds(uncached, match.tokens, load=self._load())
         self._computing.start(request.id, self._groups.path_of(request.id), now, seconds or 0.0)
         if not request.streams and seconds is not None:
             self._unseen.add(request.id)
-        group = self._group_of(request)
         flushed = self._flushed.pop(request.id, None)
         held = 0.0 if flushed is None else flushed.held
         return Dispatch(
@@ -328,8 +349,9 @@ class Scheduler:
             return None
         path = self._groups.path_of(request.id)
         leader = self._computing.leader(path)
-        matched = self.index.matched(request.chunks, self._depths[request.id])
-        gain = 0 if leader is None else leader.checkpoints * self._checkpoint_chunks - matched
+        gain = 0
+        if leader is not None:
+            gain = leader.checkpoints * self._checkpoint_chunks - self.index.known.matched(request.chunks)
         if leader is not None and gain >= self._checkpoint_chunks and self._fills_a_block(request, gain):
             group: str | None = path[leader.checkpoints - 1][:8].hex()
         else:
@@ -433,7 +455,6 @@ class Scheduler:
 
     def _leave_queue(self, request_id: str) -> None:
         self._backlog.remove(request_id)
-        del self._depths[request_id]
 
     def _load(self) -> float:
         """Seconds that decoding adds to a step now."""
@@ -444,18 +465,21 @@ class Scheduler:
     def _full_step(self) -> float | None:
         """Seconds of a step that is full of prompts now; None: not known."""
         if self._known_step is None:
-            self._known_step = self.costs.full_step_seconds(load=self._load())
-        return self._known_step
+            self._known_step = self.costs.full_step_seconds()
+        return None if self._known_step is None else self._known_step + self._load()
 
-    def _load_changed(self, sequences: int = 0, context: float = 0.0) -> None:
-        """So many sequences with so many tokens more decode now, or steps cost something else."""
+    def _load_changed(self, sequences: int, context: float) -> None:
+        """So many sequences with so many tokens more decode now."""
         self._decoding += sequences
         self._context += context
+        self._known_load = None
+
+    def _prices_changed(self) -> None:
+        """Steps cost something else."""
         self._known_load = self._known_step = None
 
     def _warmth(self, request: Waiting) -> float:
-        depth = self._depths[request.id] = self.index.matched(request.chunks, self._depths[request.id])
-        return depth * request.chunk_tokens
+        return self.index.known.matched(request.chunks) * request.chunk_tokens
 
     def _note_pace(self, now: float, dispatched: int) -> None:
         if self._last_dispatch is not None and len(self._queue):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cacheaware_sidecar.scheduling import Used, Waiting
 from cacheaware_sidecar.scheduling.prefix_index import Match, PrefixIndex
@@ -41,26 +40,12 @@ class TestMatching:
         ],
     )
     def test_the_common_start_counts_and_nothing_else(self, known: str, asked: str, chunks: int) -> None:
-        assert seen(known).matched(request(asked).chunks) == chunks
-
-    @given(st.lists(st.text("ab", max_size=12), max_size=30), st.integers(1, 20), st.integers(0, 12))
-    @settings(max_examples=150, deadline=None)
-    def test_what_is_known_is_a_prefix_of_what_was_seen_and_it_is_bounded(
-        self, texts: list[str], capacity: int, guess: int
-    ) -> None:
-        index = seen(*texts, capacity=capacity)
-        assert len(index) <= capacity
-        for text in texts:
-            chunks = request(text).chunks
-            known = [chunk in index._known for chunk in chunks]
-            assert known == sorted(known, reverse=True), "a chunk is known whose start is not"
-            assert index.matched(chunks) == sum(known)
-            assert index.matched(chunks, min(guess, len(chunks))) == sum(known), "a guess changes nothing"
+        assert seen(known).known.matched(request(asked).chunks) == chunks
 
     def test_the_least_recently_used_prompt_goes_first_and_its_tail_before_its_start(self) -> None:
         index = seen("abcd", "xyz", capacity=5)
-        assert index.matched(request("xyz").chunks) == 3
-        assert index.matched(request("abcd").chunks) == 2
+        assert index.known.matched(request("xyz").chunks) == 3
+        assert index.known.matched(request("abcd").chunks) == 2
 
     def test_no_more_is_remembered_than_the_engine_can_hold(self) -> None:
         index = seen("abcdefgh")
@@ -84,6 +69,12 @@ class TestTokens:
         index.insert(asked)
         index.learn(asked, match, Used(120, 10, cached_tokens=64))
         assert index.predict(request("abcuvw", tokens=120)) == Match(3, 64)
+
+    def test_what_the_engine_said_counts_more_than_an_estimate_of_the_prompt(self) -> None:
+        index = seen("abcdef")
+        asked = request("abcxyz", tokens=120)
+        index.learn(asked, index.predict(asked), Used(300, 10, cached_tokens=200))
+        assert index.predict(request("abcuvw", tokens=120)) == Match(3, 200)
 
     def test_the_next_turn_finds_the_prompt_and_its_answer(self) -> None:
         index = PrefixIndex()
@@ -136,3 +127,15 @@ class TestTokens:
             if turn >= 40:
                 errors.append(abs(match.tokens - told))
         assert sum(error <= BLOCK for error in errors) / len(errors) >= 0.95
+
+
+def test_prompts_that_share_nothing_take_no_more_memory_than_the_bound() -> None:
+    """A chunk each is the worst case: every one is a run of its own."""
+    index = PrefixIndex(10_000)
+    tracemalloc.start()
+    for number in range(40_000):
+        index.insert(Waiting("r", "gold", "acme", 0.0, chunks=(number.to_bytes(16),)))
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(index) == 10_000
+    assert taken / len(index) < 500, "bytes a chunk: a million take half a gigabyte at the very most"
