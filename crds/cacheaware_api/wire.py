@@ -169,12 +169,14 @@ class TierQuota:
     limit: int
     lending: int
     retention_s: float | None = None  # absent: protected as long as it is within `effective`
+    time_per_output_token_s: float | None = None  # promised by its SLA: how long a step may hold up those that decode
 
     def __post_init__(self) -> None:
         for field in ("nominal", "effective", "limit", "lending"):
             _at_least(getattr(self, field), 0, field)
         _at_least(self.weight, 1, "weight")
         _at_least(self.retention_s, 0, "retention_s")
+        _at_least(self.time_per_output_token_s, 0, "time_per_output_token_s")
         if self.lending > self.nominal:
             raise WireError("lending", f"must not exceed nominal ({self.nominal}), got {self.lending}")
         if self.limit < self.nominal:
@@ -442,6 +444,21 @@ class Advice:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """Requests that share a prefix, and their working set as seen in the last minute."""
+
+    CAMEL: ClassVar[bool] = True
+    id: str  # what requests carry as `cacheaware_group`
+    tier: str  # of its last request
+    requests_per_minute: float
+    conversations: int
+    prefix_tokens: int
+    context_tokens: int  # the prefix once, and what its conversations have beyond it
+    growth_tokens: int  # what a request adds: mean and one standard deviation
+    hinted_blocks: int | None = None  # as the engine was told; absent: it was told nothing
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class PoolStatus:
     """`GET /pool/status`: what one sidecar applies and sees."""
 
@@ -454,6 +471,7 @@ class PoolStatus:
     conditions: tuple[Condition, ...]
     key_algorithm: str
     advice: tuple[Advice, ...] = ()
+    groups: tuple[GroupFigures, ...] = ()  # those with the largest working sets
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

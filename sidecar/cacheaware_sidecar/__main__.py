@@ -18,7 +18,7 @@ from prometheus_client import disable_created_metrics
 
 from cacheaware_sidecar import logs
 from cacheaware_sidecar.secret_files import SecretsError
-from cacheaware_sidecar.settings import parse
+from cacheaware_sidecar.settings import Settings, parse
 from cacheaware_sidecar.sidecar import Sidecar
 from cacheaware_sidecar.view_source import ViewRefused
 
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 _COLLECT_EVERY = 20_000  # objects that were made and are still there
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
+def main(arguments: Sequence[str] | None = None, make_sidecar: Callable[[Settings], Sidecar] = Sidecar) -> NoReturn:
     settings = parse(arguments)
     logs.configure(settings.log_level, settings.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody asked for
     try:
-        sidecar = Sidecar(settings)
+        sidecar = make_sidecar(settings)
     except (ViewRefused, SecretsError) as error:
         _fail(str(error))
     # What was imported lives as long as the process; what requests leave is little and seldom in cycles.
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             well = runner.run(_serve(sidecar))
             if sidecar.no_accounts is not None:
                 log.error("the engine keeps no accounts: estimating", extra=logs.values(why=sidecar.no_accounts))
-                sidecar = Sidecar(dataclasses.replace(settings, kv_socket=None, no_accounts=sidecar.no_accounts))
+                sidecar = make_sidecar(dataclasses.replace(settings, kv_socket=None, no_accounts=sidecar.no_accounts))
                 well = runner.run(_serve(sidecar))
     except OSError as error:
         _fail(f"--host/--port or --control-host/--control-port: {error.strerror or error}")

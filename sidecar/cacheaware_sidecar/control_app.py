@@ -76,7 +76,8 @@ def create_control_app(
         text = request.query.get("n", "100")
         if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 6):
             raise BadRequest(f"n must be a number of decisions, 1 to {KEPT}", param="n")
-        answer = {"decisions": decisions.last(int(text)), "advice": status().advice}
+        now = status()
+        answer = {"decisions": decisions.last(int(text)), "advice": now.advice, "groups": now.groups}
         return web.json_response(wire.to_json(answer))
 
     async def drain(request: web.Request) -> web.Response:

@@ -40,6 +40,7 @@ class Settings:
     first_byte_timeout: float = 120.0
     idle_timeout: float = 60.0
     engine_slots: int | None = None  # absent: what the ledger says
+    group_hints: bool = False  # why not: docs/designs/0003-scheduling.md
     drain_timeout: float = 30.0
     log_level: LogLevel = "info"
     log_format: LogFormat = "console"
@@ -57,6 +58,8 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     values = vars(parser.parse_args(arguments))
     values["kv_socket"] = None if values.pop("estimate_only") else values["kv_socket"]
     settings = Settings(**values)
+    if settings.group_hints and settings.kv_socket is None:
+        parser.error("argument --group-hints: it is the engine's /kv/* that takes them; give --kv-socket")
     if settings.port and settings.port == settings.control_port and settings.host == settings.control_host:
         parser.error(f"argument --control-port: {settings.port} is --port already; choose another")
     return settings
@@ -113,6 +116,11 @@ def _build() -> argparse.ArgumentParser:
         "--engine-slots",
         _positive_int,
         "most sequences inside the engine at once; absent: what its ledger says, 256 with --estimate-only",
+    )
+    parser.add_argument(
+        "--group-hints",
+        action="store_true",
+        help="tell the engine which groups will grow, so that it sets free blocks aside for them",
     )
     add("--drain-timeout", _seconds, "seconds that running requests get after SIGTERM")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default=defaults["log_level"], help="least level logged")

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import aiohttp
@@ -31,6 +31,7 @@ from cacheaware_sidecar.estimates import Estimates
 from cacheaware_sidecar.explain import Decisions
 from cacheaware_sidecar.figures import Figures
 from cacheaware_sidecar.gate import Gate
+from cacheaware_sidecar.group_hints import SHOWN_GROUPS, GroupHints, tell_hints
 from cacheaware_sidecar.http_server import listening
 from cacheaware_sidecar.logs import values
 from cacheaware_sidecar.metrics import LedgerCollector, Metrics, WorkingSetCollector
@@ -60,10 +61,12 @@ class Ports:
 class Sidecar:
     """One sidecar. `async with Sidecar(settings).serving() as ports: ...`
 
-    Constructing it reads view and secrets; raises `ViewRefused` or `SecretsError`.
+    Constructing it reads view and secrets; raises `ViewRefused` or `SecretsError`. A `scheduler` has the same clock.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: Settings, clock: Callable[[], float] = time.monotonic, scheduler: Scheduler | None = None
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._secrets = load_secrets(settings.secrets_dir)
@@ -73,7 +76,7 @@ class Sidecar:
         self.no_accounts: str | None = None  # what the engine said that turned out to keep none
         self.traffic = Traffic()
         self.blocks = BlockBudget() if settings.kv_socket is None else None
-        self.scheduler = Scheduler(clock=clock)
+        self.scheduler = scheduler or Scheduler(clock=clock)
         self.dispatcher = Dispatcher(settings.max_queue, self.scheduler, budget=SlotBudget(blocks=self.blocks))
         self.dispatcher.set_slots(slots_of(None, settings.engine_slots))
         self.gate = Gate(self.dispatcher, clock)
@@ -83,6 +86,7 @@ class Sidecar:
         self.metrics = Metrics(self._tier_names, self.gate.queued_of)
         self.working_sets = WorkingSets()
         self.divergence = Divergence()
+        self.hints = GroupHints()
         self.metrics.registry.register(WorkingSetCollector(self.working_sets.tiers))
         self._link: Link | None = None
         self._proxy: Proxy | None = None
@@ -161,6 +165,9 @@ class Sidecar:
         settings, url = self._settings, self._settings.engine_url
         if settings.kv_socket is not None:
             async with upstream.kv_session(str(settings.kv_socket)) as kv_session:
+                following = [follow_steps(kv_session, self.scheduler.step)]
+                if settings.group_hints:
+                    following.append(tell_hints(kv_session, self._news_of_groups))
                 yield (
                     EngineLink(
                         session,
@@ -171,7 +178,7 @@ class Sidecar:
                         on_no_accounts=self._has_no_accounts,
                     ),
                     None,
-                    (follow_steps(kv_session, self.scheduler.step),),
+                    tuple(following),
                 )
             return
         assert self.blocks is not None, "without a KV socket blocks are counted here"
@@ -204,7 +211,28 @@ class Sidecar:
             conditions=(*self.link.conditions(), *(() if view is None else (_identity_condition(view),))),
             key_algorithm=KEY_ALGORITHM,
             advice=self.divergence.advice(),
+            groups=tuple(self._groups(now)),
         )
+
+    def _groups(self, now: float) -> Iterator[wire.GroupFigures]:
+        hinted = self.hints.blocks
+        for group in self.scheduler.active_groups.top(SHOWN_GROUPS, now):
+            yield wire.GroupFigures(
+                id=group.id,
+                tier=group.tier,
+                requests_per_minute=round(60 * group.requests_a_second, 1),
+                conversations=group.conversations,
+                prefix_tokens=group.prefix_tokens,
+                context_tokens=group.context_tokens,
+                growth_tokens=group.growth_tokens,
+                hinted_blocks=hinted.get(group.id),
+            )
+
+    def _news_of_groups(self) -> wire.Hints | None:
+        if (ledger := self.link.ledger) is None:
+            return None
+        now = self._clock()
+        return self.hints.news(self.scheduler.active_groups.top(SHOWN_GROUPS, now), ledger, now)
 
     def _has_no_accounts(self, why: str) -> None:
         """Nothing was served yet: whoever runs this starts one that estimates."""

@@ -82,6 +82,7 @@ class StubEngine:
         self.public: wire.PublicPrefixes | None = None
         self.refuse_quotas: str | None = None  # a 422 with this text
         self.refuse_public: str | None = None
+        self.hints: list[wire.Hints] = []
         self.metrics_page = 'vllm:num_requests_waiting{engine="0"} 2.0\nvllm:num_requests_running{engine="0"} 1.0\n'
         self.port = 0
         self._sequence = 1
@@ -114,6 +115,7 @@ class StubEngine:
         kv.router.add_get("/kv/steps", self._get_steps)
         kv.router.add_put("/kv/quotas", self._put_quotas)
         kv.router.add_put("/kv/public", self._put_public)
+        kv.router.add_put("/kv/hints", self._put_hints)
         runner = await self._runner(openai)
         await web.TCPSite(runner, "127.0.0.1", self.port).start()
         self.port = runner.addresses[0][1]
@@ -260,6 +262,10 @@ class StubEngine:
         self.public = wire.from_json(wire.PublicPrefixes, await request.json())
         await self.touch()
         return web.json_response({})
+
+    async def _put_hints(self, request: web.Request) -> web.Response:
+        self.hints.append(wire.from_json(wire.Hints, await request.json()))
+        return web.json_response({"set_aside": {}})
 
     def ledger(self) -> wire.Ledger:
         tiers = () if self.quotas is None else self.quotas.tiers

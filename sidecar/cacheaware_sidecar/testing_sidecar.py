@@ -10,14 +10,14 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
 from cacheaware_api import wire
 from cacheaware_sidecar.settings import Settings
 from cacheaware_sidecar.sidecar import Sidecar
-from cacheaware_sidecar.testing import MODEL, StubEngine
+from cacheaware_sidecar.testing import MODEL
 
 CONTROL_TOKEN = "control-token-of-the-test"
 
@@ -112,9 +112,18 @@ def write_files(
         (secrets / "api-keys.json").write_text(json.dumps(api_keys_json(keys or {}, gateways)))
 
 
+class AnyEngine(Protocol):
+    """Where an engine listens: the stub, or a real one."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def kv_socket(self) -> Path | None: ...
+
+
 @contextlib.asynccontextmanager
 async def running_sidecar(
-    engine: StubEngine,
+    engine: AnyEngine,
     folder: Path,
     *,
     wanted: Mapping[str, Any] | None = None,
