@@ -90,7 +90,7 @@ async def last_decisions(state: State, count: int) -> list[wire.Decision]:
     """Of all replicas, the newest first; raises `NotRunning` where none answers."""
     async with aiohttp.ClientSession(trust_env=False, timeout=_TIMEOUT) as session:
         answers = await asyncio.gather(
-            *(_ask(session, each.control_url, state.token, count) for each in state.replicas), return_exceptions=True
+            *(ask(session, each.control_url, state.token, count) for each in state.replicas), return_exceptions=True
         )
     found: list[wire.Decision] = []
     problems = []
@@ -106,8 +106,8 @@ async def last_decisions(state: State, count: int) -> list[wire.Decision]:
     return sorted(found, key=lambda decision: -decision.time)[:count]
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, token: str, count: int) -> list[wire.Decision]:
-    """Raises `ValueError` for an answer that is none."""
+async def ask(session: aiohttp.ClientSession, url: str, token: str, count: int) -> list[wire.Decision]:
+    """The last decisions of the sidecar with this control URL; raises `ValueError` for an answer that is none."""
     headers = {"Authorization": f"Bearer {token}"}
     async with session.get(f"{url}/pool/explain", params={"n": str(count)}, headers=headers) as response:
         if response.status != 200:

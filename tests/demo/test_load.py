@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from cacheaware.demo.load import Load, flood, history, questions, turns
+from cacheaware_sidecar.prefix_key import CHUNK_BYTES
+from cacheaware_sidecar.scheduling.groups import CHECKPOINT_CHUNKS
 
 LOAD = Load.committed()
 
@@ -42,6 +44,17 @@ def test_a_reader_asks_several_questions_on_one_document_then_takes_another() ->
     per_document = LOAD.silver.questions
     assert len(set(asked[:per_document])) == 1
     assert asked[per_document] != asked[0]
+
+
+def test_all_readers_have_the_same_documents_and_questions_of_their_own() -> None:
+    first, second = ([messages[0]["content"] for messages in islice(questions(LOAD, 0, n), 6)] for n in (0, 1))
+    assert [text.split("\n\n")[0] for text in first] == [text.split("\n\n")[0] for text in second]
+    assert not set(first) & set(second)
+
+
+def test_a_document_is_long_enough_to_be_waited_for() -> None:
+    chunks = CHECKPOINT_CHUNKS * CHUNK_BYTES
+    assert all(len(next(questions(LOAD, run, 0))[0]["content"].split("\n\n")[0]) > chunks for run in range(5))
 
 
 @pytest.mark.parametrize(

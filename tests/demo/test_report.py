@@ -10,7 +10,8 @@ import pytest
 
 from cacheaware.demo.drive import Served
 from cacheaware.demo.picture import draw
-from cacheaware.demo.report import Run, Sample, percentile, report, rows
+from cacheaware.demo.report import Company, Run, Sample, percentile, report, rows
+from cacheaware_api import wire
 
 SLA = {"gold": 1.0, "bronze": None}
 
@@ -24,10 +25,18 @@ def run(kind: str, *requests: Served) -> Run:
     return Run(kind, 10.0, requests, samples, {"gold": 20, "bronze": 5}, 32)
 
 
+def held(hit_tokens: int, reason: str = "prefix-ready") -> wire.Decision:
+    return wire.Decision("r", 0.0, "silver", 0.0, 120.0, reason, "answered", "g", 200, 150, hit_tokens, 300.0)
+
+
+def with_company(one: Run, *decisions: wire.Decision) -> Run:
+    return dataclasses.replace(one, held=decisions)
+
+
 GOOD = [
     run("alone", served("gold", 0.1, 80)),
     run("off", served("gold", 2.0, 10), served("bronze", 3.0, 0)),
-    run("on", served("gold", 0.2, 78), served("bronze", 3.0, 0)),
+    with_company(run("on", served("gold", 0.2, 78), served("bronze", 3.0, 0)), held(160)),
 ]
 
 
@@ -68,7 +77,21 @@ def test_every_promise_holds_on_a_good_run_and_each_can_fail() -> None:
     assert all(met for _, met in report("?", "!", GOOD, SLA).checks())
     swapped = [GOOD[0], run("off", *GOOD[2].served), run("on", *GOOD[1].served)]
     broken = [what for what, met in report("?", "!", swapped, SLA).checks() if not met]
-    assert len(broken) == 5  # all but throughput and failures, which these runs have in common
+    assert len(broken) == 6  # all but throughput and failures, which these runs have in common
+
+
+def test_only_who_waited_until_the_prefix_was_there_counts_as_company() -> None:
+    found = Company.of([held(160), held(100), held(0, "window")])
+    assert (found.requests, found.held_ms) == (2, 120.0)
+    assert found.hit_percent == pytest.approx(65)
+    assert Company.of([]) == Company(0, None, None)
+
+
+def test_company_that_found_little_cached_breaks_the_promise() -> None:
+    poor = [*GOOD[:2], with_company(GOOD[2], held(60))]
+    broken = [what for what, met in report("?", "!", poor, SLA).checks() if not met]
+    assert broken == ["who waited for a common prefix found at least half cached"]
+    assert "30 %" in report("?", "!", poor, SLA).company_sentence()
 
 
 def test_the_table_the_json_and_the_picture_come_from_the_same_runs(tmp_path: Path) -> None:

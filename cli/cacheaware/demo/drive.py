@@ -1,7 +1,8 @@
 """Sends the demo's load through a pool's public URL and notes what each request got. The clients behave as users do:
 
-gold waits for an answer, thinks, and sends the whole conversation again; silver asks a few questions on a document;
-bronze asks again at once. Gold's conversations are opened before the crowd comes, and a run ends with its last answer.
+gold waits for an answer, thinks, and sends the whole conversation again; silver's readers ask about a document
+together, a few times; bronze asks again at once. Gold's conversations are opened before the crowd comes, and a run ends
+with its last answer.
 
 Gold thinks for as long as the crowd needs for a number of answers, not for seconds: so the pressure on the cache
 between two turns, and the work of a run, are the same on a quick machine and on a slow or busy one.
@@ -155,10 +156,15 @@ async def converse(
         delay = 1.0
 
 
-async def read(client: Client, load: Load, run: int, reader: int) -> None:
-    for messages in questions(load, run, reader):
-        answer = await client.chat("silver", messages, load.silver.answer_tokens)
-        await asyncio.sleep(load.silver.think_seconds if answer.served.error is None else 1.0)
+async def read(client: Client, load: Load, run: int) -> None:
+    """All readers together: the next questions come when the last ones were answered."""
+    readers = [questions(load, run, reader) for reader in range(load.silver.readers)]
+    for asked in zip(*readers, strict=True):
+        answers = await asyncio.gather(
+            *(client.chat("silver", messages, load.silver.answer_tokens) for messages in asked)
+        )
+        well = all(answer.served.error is None for answer in answers)
+        await asyncio.sleep(load.silver.think_seconds if well else 1.0)
 
 
 async def insist(client: Client, load: Load, run: int, number: int, crowd: Crowd) -> None:
@@ -184,7 +190,7 @@ async def drive(client: Client, load: Load, run: int, *, with_crowd: bool, done:
     try:
         if crowd is not None:
             others += [asyncio.create_task(insist(client, load, run, n, crowd)) for n in range(load.bronze.clients)]
-            others += [asyncio.create_task(read(client, load, run, n)) for n in range(load.silver.readers)]
+            others.append(asyncio.create_task(read(client, load, run)))
         async with asyncio.TaskGroup() as group:
             for number, conversation in enumerate(gold):
                 group.create_task(converse(client, load, conversation, number, crowd, done))

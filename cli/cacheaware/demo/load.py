@@ -102,12 +102,12 @@ def turns(load: Load, run: int, conversation: int) -> list[str]:
 
 
 def questions(load: Load, run: int, reader: int) -> Iterator[list[Message]]:
-    """Endless questions of one silver reader, a few on each document."""
-    rng = _rng(load, run, "documents", reader)
+    """Endless questions of one silver reader, a few on each document; all readers have the same documents."""
+    documents, own = _rng(load, run, "documents", 0), _rng(load, run, "questions", reader)
     while True:
-        document = _text(load, rng, load.silver.document_words)
+        document = _text(load, documents, load.silver.document_words)
         for _ in range(load.silver.questions):
-            question = _text(load, rng, load.silver.message_words)
+            question = _text(load, own, load.silver.message_words)
             yield [{"role": "user", "content": f"{document}\n\nQuestion: {question}"}]
 
 

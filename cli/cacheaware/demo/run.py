@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from importlib import resources
@@ -26,6 +27,7 @@ from cacheaware.demo.drive import Client, drive
 from cacheaware.demo.load import Load
 from cacheaware.demo.report import COLUMNS, KIND_TITLES, Report, Run, Sample, report, rows
 from cacheaware.display import Display
+from cacheaware.explain import ask
 from cacheaware.interrupts import until_signalled
 from cacheaware.local_pool import LocalPool, Options
 from cacheaware.model_fetch import ModelUnavailable, fetch_model
@@ -41,6 +43,7 @@ from cacheaware_operator.sidecar_client import SidecarClient
 
 SAMPLE_SECONDS = 0.5
 SETTLE_SECONDS = 20.0
+MOST_DECISIONS = 1000  # as many as a sidecar remembers; a run has fewer
 KEYS = {tier: f"{tier}-demo-key" for tier in ("gold", "silver", "bronze")}
 
 
@@ -83,6 +86,14 @@ class _Ledgers:
     """Looks at the engine's account through the sidecar's control side, as the operator does."""
 
     sidecar: SidecarClient
+    session: aiohttp.ClientSession
+    control_url: str
+    token: str
+
+    async def held_since(self, time: float) -> list[wire.Decision]:
+        """Decisions about requests that came since then and were held for company."""
+        decisions = await ask(self.session, self.control_url, self.token, MOST_DECISIONS)
+        return [one for one in decisions if one.hold_ms and one.time >= time]
 
     async def now(self) -> wire.Ledger:
         ledger = (await self.sidecar.status()).ledger
@@ -145,7 +156,8 @@ class _Demo:
         model = with_quotas.pool.spec.model
         async with self._started(with_quotas) as pool, aiohttp.ClientSession(timeout=_no_limit()) as session:
             (place,) = pool.replicas
-            ledgers = _Ledgers(SidecarClient(session, place.control_url, pool.control_token))
+            control = SidecarClient(session, place.control_url, pool.control_token)
+            ledgers = _Ledgers(control, session, place.control_url, pool.control_token)
 
             def client() -> Client:
                 return Client(session, place.url, KEYS, model.name)
@@ -202,7 +214,7 @@ class _Demo:
             done += 1
             tell()
 
-        before = await ledgers.idle()
+        before, began = await ledgers.idle(), time.time()
         samples: list[Sample] = []
         tell()
         recording = asyncio.create_task(ledgers.record(samples, client.now))
@@ -212,7 +224,7 @@ class _Demo:
             recording.cancel()
         self._display.progress_done()
         nominal = {name: tier.nominal for name, tier in before.tiers.items()}
-        return Run(kind, seconds, client.served, samples, nominal, before.capacity)
+        return Run(kind, seconds, client.served, samples, nominal, before.capacity, await ledgers.held_since(began))
 
     def _show(self, found: Report) -> None:
         capacity = found.runs[0].capacity
@@ -224,6 +236,7 @@ class _Demo:
             table.add_row(*row, end_section=row[1] == "bronze")
         self._console.print(table)
         self._display.line(found.sentence())
+        self._display.line(found.company_sentence())
         for what, met in found.checks():
             self._display.line(f"  {'yes' if met else 'NO '}  {what}")
         self._folder.mkdir(parents=True, exist_ok=True)
