@@ -60,7 +60,7 @@ e2e-images: setup ## build, or find in the cache, the images that `make e2e` run
 bench-operator: setup ## what the operator costs with 200 pools on a real API server (15 minutes; ARGS=--quick: two)
 	$(BIN)/python -m benchmarks.bench_operator $(ARGS)
 
-bench-scheduler: setup ## what the scheduler's decisions cost with ten thousand requests waiting (ARGS=--quick: one minute)
+bench-scheduler: setup ## what the scheduler's decisions cost, and what they are worth on a real engine (9 minutes; ARGS=--quick: two)
 	$(BIN)/python -m benchmarks.bench_scheduler $(ARGS)
 
 bench-sidecar: setup ## what passing through the sidecar costs, beside two Rust routers (ARGS=--quick: two minutes)
