@@ -102,7 +102,8 @@ class ActiveGroups:
         name = request.conversation or request.id
         group.conversations.pop(name, None)
         group.conversations[name] = (now, max(0, used.prompt_tokens + used.output_tokens - group.prefix_tokens))
-        group.forget(now)
+        if len(group.conversations) > _MOST_CONVERSATIONS:
+            group.forget(now)
         if used.cached_tokens is None:
             return
         added = used.prompt_tokens - used.cached_tokens + used.output_tokens
