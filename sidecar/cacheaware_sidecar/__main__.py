@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 from prometheus_client import disable_created_metrics
 
 from cacheaware_sidecar import logs
+from cacheaware_sidecar.log_handler import BackgroundHandler
+from cacheaware_sidecar.metrics import DroppedLinesCollector
 from cacheaware_sidecar.secret_files import SecretsError
 from cacheaware_sidecar.settings import Settings, parse
 from cacheaware_sidecar.sidecar import Sidecar
@@ -29,7 +31,7 @@ _COLLECT_EVERY = 20_000  # objects that were made and are still there
 
 def main(arguments: Sequence[str] | None = None, make_sidecar: Callable[[Settings], Sidecar] = Sidecar) -> NoReturn:
     settings = parse(arguments)
-    logs.configure(settings.log_level, settings.log_format)
+    lines = logs.configure(settings.log_level, settings.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody asked for
     try:
         sidecar = make_sidecar(settings)
@@ -40,18 +42,19 @@ def main(arguments: Sequence[str] | None = None, make_sidecar: Callable[[Setting
     gc.set_threshold(_COLLECT_EVERY, 10, 10)
     try:
         with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-            well = runner.run(_serve(sidecar))
+            well = runner.run(_serve(sidecar, lines))
             if sidecar.no_accounts is not None:
                 log.error("the engine keeps no accounts: estimating", extra=logs.values(why=sidecar.no_accounts))
                 sidecar = make_sidecar(dataclasses.replace(settings, kv_socket=None, no_accounts=sidecar.no_accounts))
-                well = runner.run(_serve(sidecar))
+                well = runner.run(_serve(sidecar, lines))
     except OSError as error:
         _fail(f"--host/--port or --control-host/--control-port: {error.strerror or error}")
     sys.exit(0 if well else 1)
 
 
-async def _serve(sidecar: Sidecar) -> bool:
+async def _serve(sidecar: Sidecar, lines: BackgroundHandler) -> bool:
     """Until SIGTERM or SIGINT, then drained; a second signal ends it at once. False: a part of it failed."""
+    sidecar.metrics.registry.register(DroppedLinesCollector(lambda: lines.dropped))
     stop, at_once = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:

@@ -142,6 +142,20 @@ class LedgerCollector(Collector):
             yield from (evicted, reclaimed, preempted)
 
 
+class DroppedLinesCollector(Collector):
+    """What the log could not write."""
+
+    def __init__(self, dropped: Callable[[], int]) -> None:
+        self._dropped = dropped
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "cacheaware_log_lines_dropped",
+            "Log lines that were lost because nobody reads the log, or it could not be written.",
+            value=self._dropped(),
+        )
+
+
 class WorkingSetCollector(Collector):
     """What the tiers' prompts refer to, and what a block of them costs; the operator's rebalancer reads both."""
 
