@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from cacheaware_sidecar.content_coding import CodingError, Decoder
@@ -40,6 +40,11 @@ class EngineAnswer:
         except CodingError as error:
             raise Broken(str(error)) from None
 
+    @property
+    def ended(self) -> bool:
+        """All of it has been read, but what is in a coding and was not asked for."""
+        return self._connection.ended
+
     async def read(self) -> bytes:
         """Some bytes, decoded; b"" at the end. Raises `Broken`."""
         if self._decoder is None:
@@ -48,6 +53,17 @@ class EngineAnswer:
             return await self._decoder.read(self._connection.read)
         except CodingError as error:
             raise Broken(str(error)) from None
+
+    async def pour(self, take: Callable[[bytes], bool]) -> bool:
+        """Give what comes to `take`, decoded, until it says False, or to the end, which is True. Raises `Broken`, and
+        what `take` raises.
+        """
+        if self._decoder is None:
+            return await self._connection.pour(take)
+        while data := await self.read():
+            if not take(data):
+                return False
+        return True
 
     def close(self) -> None:
         """Close the connection at once, unless the answer came to its end: that is how the engine learns that nobody

@@ -62,6 +62,7 @@ class Connection(asyncio.Protocol):
         self._surplus = False  # another answer follows that nobody asked for
         self._until_close = False  # only the end of the connection tells the end of the body
         self._reader: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], bool] | None = None  # gets what comes while the reader waits
         self._writer: asyncio.Future[None] | None = None  # while the engine takes no more
         self._sent = True  # the request is out
 
@@ -69,6 +70,11 @@ class Connection(asyncio.Protocol):
     def idle(self) -> bool:
         """It is open and nothing is going on."""
         return self._transport is not None and self._problem is None and not self._busy
+
+    @property
+    def ended(self) -> bool:
+        """The answer has come to its end, and nothing of it is left to read."""
+        return self._ended and not self._chunks
 
     async def ask(self, head: bytes, body: bytes) -> Head:
         """Send a request and wait for the head of its answer. Raises `Broken`."""
@@ -92,10 +98,38 @@ class Connection(asyncio.Protocol):
                 await self._reader
             finally:
                 self._reader = None
+        return self._taken()
+
+    async def pour(self, take: Callable[[bytes], bool]) -> bool:
+        """Give the body to `take` until it says False, or to its end, which is True. Raises `Broken`, and what `take`
+        raises.
+
+        What comes is given in the very moment it comes: a task that wakes for each piece costs as much as the piece.
+        """
+        while True:
+            if self._chunks:
+                if not take(self._taken()):
+                    return False
+            elif self._ended:
+                return True
+            elif self._problem is not None:
+                raise Broken(self._problem)
+            else:
+                self._reader = self._loop.create_future()
+                self._take = take
+                try:
+                    await self._reader
+                    if self._take is None:
+                        return False
+                finally:
+                    self._reader = self._take = None
+
+    def _taken(self) -> bytes:
         data = self._chunks.popleft() if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         self._buffered = 0
-        self._resume_reading()
+        if self._paused:
+            self._resume_reading()
         return data
 
     def leave(self) -> None:
@@ -115,9 +149,10 @@ class Connection(asyncio.Protocol):
         self._fail("the connection was closed")
 
     def _resume_reading(self) -> None:
-        if self._paused and self._transport is not None:
-            self._transport.resume_reading()
-        self._paused = False
+        if self._paused:
+            self._paused = False
+            if self._transport is not None:
+                self._transport.resume_reading()
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -164,6 +199,21 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(f"the engine's answer cannot be read ({type(error).__name__})")
+        if self._take is not None:
+            if self._chunks:
+                self._give(self._take)
+            if self._ended:
+                _wake(self._reader)
+
+    def _give(self, take: Callable[[bytes], bool]) -> None:
+        try:
+            if take(self._taken()):
+                return
+            _wake(self._reader)
+        except Exception as error:  # whoever waits gets it
+            if self._reader is not None and not self._reader.done():
+                self._reader.set_exception(error)
+        self._take = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -200,7 +250,8 @@ class Connection(asyncio.Protocol):
         if self._buffered > _HIGH and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
-        _wake(self._reader)
+        if self._take is None:
+            _wake(self._reader)
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:  # "100 Continue" and its kind: the answer follows
@@ -208,7 +259,8 @@ class Connection(asyncio.Protocol):
             return
         self._ended = True
         self._keep_alive = self._parser.should_keep_alive()  # it forgets afterwards
-        _wake(self._reader)
+        if self._take is None:
+            _wake(self._reader)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -52,12 +52,18 @@ class Gate:
         self._places[request.id] = place
         try:
             self.pump()
-            yield await self._turn(place, request, patience, reject_late)
+            if place.done():  # at once, as on any engine that is not full
+                yield place.result()
+            else:
+                yield await self._turn(place, request, patience, reject_late)
         finally:
             self._leave(request, place)
 
     def pump(self) -> None:
         """Let in whoever may go: after a submission, a release, a first token, or a change of slots or terms."""
+        if not self._scheduler.waiting:  # the next submission asks
+            self._wake_at(None)
+            return
         decision = self._dispatcher.next_batch()
         for dispatch in decision.dispatches:
             place = self._places[dispatch.request.id]

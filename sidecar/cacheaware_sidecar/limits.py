@@ -51,9 +51,8 @@ BOUNDS: Mapping[str, Bound] = {
 
 def check_numbers(body: Mapping[str, Any]) -> None:
     """Raises `BadRequest` for the first number that is out of bounds, of another type, or not finite."""
-    for name, bound in BOUNDS.items():
-        value = body.get(name)
-        if value is not None:
+    for name, value in body.items():
+        if value is not None and (bound := BOUNDS.get(name)) is not None:
             check_number(name, value, bound)
     logprobs = body.get("logprobs")  # true or false for chat, a number for completions
     if logprobs is not None and not isinstance(logprobs, bool):

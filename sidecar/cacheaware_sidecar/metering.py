@@ -9,10 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from cacheaware_sidecar.sse import DONE, Event
+
+
+class _Answer(msgspec.Struct):
+    """All that is looked at of an answer or a chunk of one; the rest is passed over without being built."""
+
+    usage: Any = None
+    choices: msgspec.Raw = msgspec.Raw(b"")
+
+
+_quick = msgspec.json.Decoder(_Answer).decode
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')  # some engines say in every chunk that it is null
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,15 +79,17 @@ class Meter:
     def observe(self, event: Event, now: float) -> bool:
         """Read one event; True if it is the chunk that only carries usage, which exists because it was asked for."""
         data = event.data
-        if data is None:
-            return False
+        return False if data is None else self.observe_data(data, now)
+
+    def observe_data(self, data: bytes, now: float) -> bool:
+        """The same of what an event says."""
         if data == DONE:
             self.done = True
             return False
         if data.startswith((b'{"error"', b'{"object":"error"', b'{"object": "error"')):
             self.error = True
             return False
-        only_usage = self._read_usage(data) if b'"usage"' in data else False
+        only_usage = b'"usage"' in data and _USAGE.search(data) is not None and self._read_usage(data)
         if not only_usage:
             self.outputs += 1
             self.last_token_at = now
@@ -82,24 +98,31 @@ class Meter:
         return only_usage
 
     def _read_usage(self, data: bytes) -> bool:
-        try:
-            chunk = json.loads(data)
-        except ValueError:
-            return False
-        if not isinstance(chunk, dict):
-            return False
-        usage = usage_from(chunk.get("usage"))
-        if usage is None:
+        answer = _told(data)
+        usage = None if answer is None else usage_from(answer.usage)
+        if answer is None or usage is None:
             return False
         self.usage = usage
-        return chunk.get("choices") == []
+        return bytes(answer.choices).translate(None, b" \t\r\n") == b"[]"
 
     def observe_body(self, body: bytes, now: float) -> None:
         """Read an answer that did not stream. It has no first token that could be told from the last."""
-        try:
-            answer = json.loads(body)
-        except ValueError:
-            return
-        if isinstance(answer, dict):
-            self.usage = usage_from(answer.get("usage"))
+        answer = _told(body)
+        if answer is not None:
+            self.usage = usage_from(answer.usage)
             self.last_token_at = now
+
+
+def _told(data: bytes) -> _Answer | None:
+    """None: it is no JSON object."""
+    try:
+        return _quick(data)
+    except (msgspec.DecodeError, RecursionError):
+        pass  # half of a surrogate pair is enough, and clients may take it
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(answer, dict):
+        return None
+    return _Answer(answer.get("usage"), msgspec.Raw(b"[]" if answer.get("choices") == [] else b""))

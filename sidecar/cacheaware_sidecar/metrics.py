@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cacheaware_api import wire
+from cacheaware_sidecar.counting import Counter, Histogram
 from cacheaware_sidecar.working_set import BUCKET_LABELS, TierWorkingSet
-
-M = TypeVar("M", Counter, Histogram)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,22 +22,6 @@ _FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 2, 3, 5, 8, 
 _HOLD_BUCKETS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _GROUP_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 _OUTPUT_TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
-
-
-class Labelled(Generic[M]):
-    """A metric that remembers its children: the library checks and locks at each look for one, which costs a request
-    more than counting does. Labels are tiers and closed sets, so there are few.
-    """
-
-    def __init__(self, metric: M) -> None:
-        self._metric: M = metric
-        self._children: dict[tuple[str, ...], M] = {}
-
-    def labels(self, *values: str) -> M:
-        child = self._children.get(values)
-        if child is None:
-            child = self._children[values] = self._metric.labels(*values)
-        return child
 
 
 class Metrics:
@@ -66,9 +48,10 @@ class Metrics:
         self.group_size = Histogram(
             "cacheaware_group_size",
             "Requests, waiting or running, that share the prefix of one that is sent; 1: it has nobody.",
-            registry=self.registry,
-            buckets=_GROUP_BUCKETS,
-        )
+            (),
+            _GROUP_BUCKETS,
+            self.registry,
+        ).labels()
         self.queue = Gauge(
             "cacheaware_queue_requests", "Requests that wait in the sidecar.", ["tier"], registry=self.registry
         )
@@ -91,12 +74,11 @@ class Metrics:
             for counter in (self.prompt_tokens, self.cached_tokens, self.predicted_cached_tokens, self.output_tokens):
                 counter.labels(tier)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Labelled[Counter]:
-        return Labelled(Counter(f"cacheaware_{name}", text, labels, registry=self.registry))
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"cacheaware_{name}", text, labels, self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Labelled[Histogram]:
-        named = f"cacheaware_{name}_seconds"
-        return Labelled(Histogram(named, text, ["tier"], registry=self.registry, buckets=buckets))
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"cacheaware_{name}_seconds", text, ("tier",), buckets, self.registry)
 
 
 class LedgerCollector(Collector):

@@ -11,14 +11,17 @@ any other content part by its own digest. A body of unknown shape has no key and
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import functools
 import json
 import struct
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 CHUNK_BYTES = 64
+_DIGEST_BYTES = 16
 _CHUNKS_A_STEP = 512
+_LONG_TEXT = 64 * 1024
 MAX_CHUNKS = 8192  # 512 KiB of text; longer prompts are keyed by their start, which bounds the time spent here
 KEY_ALGORITHM = "blake2b-128/chunk-64/v1"
 TEXT_BYTES_PER_TOKEN = 4.0  # where the engine has not told yet
@@ -57,7 +60,7 @@ def prefix_key_steps(path: str, body: Mapping[str, Any], salt: str) -> Generator
         if path == "/v1/completions":
             prompt = _single(body.get("prompt"))
             if isinstance(prompt, str):
-                return (yield from _chained(b"text", body, salt, iter([_encoded(prompt)])))
+                return (yield from _chained(b"text", body, salt, iter([prompt])))
             return (yield from _chained(b"ids", body, salt, iter([_ids(prompt)])))
     except (_UnknownShape, ValueError, TypeError, RecursionError):
         return None
@@ -74,30 +77,44 @@ def conversation_of(body: Mapping[str, Any], salt: str) -> str | None:
 
 
 def _chained(
-    kind: bytes, body: Mapping[str, Any], salt: str, parts: Iterator[bytes]
+    kind: bytes, body: Mapping[str, Any], salt: str, parts: Iterator[bytes | str]
 ) -> Generator[None, None, PrefixKey]:
-    domain = [body.get(name) for name in ("model", "chat_template", "chat_template_kwargs", "documents")]
-    parent = _digest(kind + _FIELD + _encoded(salt) + _FIELD + _canonical(domain))
+    domain = tuple(body.get(name) for name in ("model", "chat_template", "chat_template_kwargs", "documents"))
+    plain = isinstance(domain[0], str) and domain[1:] == (None, None, None)
+    parent = _plain_start(kind, salt, domain[0]) if plain else _start(kind, salt, domain)
     chunks: list[bytes] = []
-    rest = bytearray()
+    rest = b""
     length = 0
     for part in parts:
-        length += len(part)
-        wanted = (MAX_CHUNKS - len(chunks)) * CHUNK_BYTES - len(rest)
-        if wanted <= 0:
+        wanted = max(0, (MAX_CHUNKS - len(chunks)) * CHUNK_BYTES - len(rest))
+        if isinstance(part, str):  # a long one: copying it whole would take longer than keying its start
+            length += len(part) if part.isascii() else len(_encoded(part))
+            part = _encoded(part[:wanted])
+        else:
+            length += len(part)
+        if not wanted:
             continue
-        rest += part[:wanted]
-        full = len(rest) - len(rest) % CHUNK_BYTES
+        text = rest + part[:wanted]
+        full = len(text) - len(text) % CHUNK_BYTES
         for start in range(0, full, CHUNK_BYTES):
-            parent = _digest(parent + rest[start : start + CHUNK_BYTES])
+            parent = blake2b(parent + text[start : start + CHUNK_BYTES], digest_size=_DIGEST_BYTES).digest()
             chunks.append(parent)
             if not len(chunks) % _CHUNKS_A_STEP:
                 yield
-        del rest[:full]
+        rest = text[full:]
     return PrefixKey(tuple(chunks), length, of_ids=kind == b"ids")
 
 
-def _chat_text(body: Mapping[str, Any]) -> Iterator[bytes]:
+def _start(kind: bytes, salt: str, domain: Sequence[Any]) -> bytes:
+    return _digest(kind + _FIELD + _encoded(salt) + _FIELD + _canonical(list(domain)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _plain_start(kind: bytes, salt: str, model: str) -> bytes:
+    return _start(kind, salt, (model, None, None, None))
+
+
+def _chat_text(body: Mapping[str, Any]) -> Iterator[bytes | str]:
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise _UnknownShape
@@ -105,17 +122,23 @@ def _chat_text(body: Mapping[str, Any]) -> Iterator[bytes]:
     if tools:
         yield _canonical(tools) + _RECORD
     for message in messages:
-        yield _message(message)
+        yield from _message(message)
 
 
-def _message(message: Any) -> bytes:
+def _message(message: Any) -> Iterator[bytes | str]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise _UnknownShape
     # Everything besides role and content (tool calls, a name, reasoning) follows the content: what precedes it decides
     # how far two messages agree.
     others = {name: value for name, value in message.items() if name not in ("role", "content")}
     tail = _canonical(others) if others else b""
-    return _encoded(message["role"]) + _FIELD + _content(message.get("content")) + _FIELD + tail + _RECORD
+    before, content, after = _encoded(message["role"]) + _FIELD, message.get("content"), _FIELD + tail + _RECORD
+    if isinstance(content, str) and len(content) > _LONG_TEXT:
+        yield before
+        yield content
+        yield after
+    else:
+        yield before + _content(content) + after
 
 
 def _content(content: Any) -> bytes:
@@ -160,4 +183,4 @@ def _encoded(text: str) -> bytes:
 
 
 def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()

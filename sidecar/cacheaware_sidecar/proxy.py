@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 import time
-import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from aiohttp import web
 from cacheaware_api import wire
 from cacheaware_sidecar import relay, upstream
 from cacheaware_sidecar.block_budget import Demand
+from cacheaware_sidecar.client_body import Streamed
 from cacheaware_sidecar.costs import OutputLengths
 from cacheaware_sidecar.divergence import Divergence
 from cacheaware_sidecar.engine_client import EngineAnswer, EngineClient
@@ -291,14 +292,15 @@ class Proxy:
         )
         chunk = await stream.first_bytes()
         limit.reschedule(None)  # a stream has no total limit
-        self._gate.first_byte(record.id)
         record.status = 200
-        response = _with_ours(relay.with_headers_of(answer, web.StreamResponse()), record)
+        response = _with_ours(relay.with_headers_of(answer, Streamed()), record)
         self._server_timing(response, record)
         if request.version < aiohttp.HttpVersion11:
             response.force_close()  # without chunks, only the connection's end tells the stream's
+        body = await stream.open(request, response, chunk)
+        self._gate.first_byte(record.id)  # who waits for it can wait until it is sent
         try:
-            await stream.run(request, response, chunk)
+            await stream.run(body)
         except Exception:
             # Nothing can follow a head that was sent, and closing would wait for a client that does not read.
             if request.transport is not None:
@@ -363,7 +365,7 @@ class Proxy:
 
     def _record(self, request: web.Request) -> Record:
         return Record(
-            id=f"req-{uuid.uuid4().hex}",
+            id=f"req-{secrets.token_hex(16)}",
             path=request.path,
             arrived=self._clock(),
             time=self._wall_clock(),

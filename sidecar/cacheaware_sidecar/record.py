@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from cacheaware_api import wire
@@ -135,9 +135,9 @@ class Recorder:
     def finish(self, record: Record) -> None:
         """Call it once, when a request has left; nothing it does can fail the request."""
         record.ended(Outcome.INTERNAL)
-        self._count(record)
+        judged = record.judged()
+        self._count(record, judged)
         if record.tier is not None:
-            judged = record.judged()
             self._figures.add(
                 record.tier,
                 Sample(
@@ -151,7 +151,7 @@ class Recorder:
             self._decisions.add(_decision(record, record.tier))
         self._log(record)
 
-    def _count(self, record: Record) -> None:
+    def _count(self, record: Record, judged: Mapping[str, bool]) -> None:
         metrics, tier = self._metrics, record.tier or _NO_TIER
         metrics.requests.labels(tier, str(record.outcome)).inc()
         if record.reason is not None:
@@ -162,7 +162,7 @@ class Recorder:
             metrics.hold.labels(tier).observe(record.held)
             metrics.flushes.labels(tier, record.flush_reason).inc()
             metrics.group_size.observe(record.group_size)
-        for sla, met in record.judged().items():
+        for sla, met in judged.items():
             metrics.sla.labels(tier, sla, "true" if met else "false").inc()
         if record.time_to_first_token is not None:
             metrics.time_to_first_token.labels(tier).observe(record.time_to_first_token)

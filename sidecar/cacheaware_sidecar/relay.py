@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from aiohttp import web
 
+from cacheaware_sidecar.client_body import ClientBody, ClientGone
 from cacheaware_sidecar.engine_client import EngineAnswer
 from cacheaware_sidecar.engine_connection import Broken
 from cacheaware_sidecar.errors import EngineBroke, NoEngine, Reason, Refusal, error_event
@@ -35,13 +36,6 @@ class Translation(Protocol):
     def event(self, event: Event) -> bytes: ...
     def broken(self, message: str, reason: Reason) -> bytes:
         """The end of a stream that broke. The others raise `Broken` for what they cannot read."""
-
-
-class ClientGone(ConnectionError):
-    """The client has left, or reads no more: its place in the engine goes to somebody else.
-
-    The client library's own exception would also be one of the engine's connection.
-    """
 
 
 def is_event_stream(answer: EngineAnswer) -> bool:
@@ -114,6 +108,8 @@ class StreamRelay:
         self._translation = translation
         self._unsent = b""  # what came before an event that made no sense
         self._parser = EventParser()
+        self._last = b""  # what goes with the end
+        self._broken: Exception | None = None  # before anything was sent
 
     async def first_bytes(self) -> bytes:
         """Wait for the first bytes; the caller limits how long. Raises `Broken`."""
@@ -122,56 +118,75 @@ class StreamRelay:
             raise Broken("the engine ended the stream before its first byte")
         return chunk
 
-    async def run(self, request: web.Request, response: web.StreamResponse, chunk: bytes) -> None:
-        """Send the head, `chunk` and all that follows. Raises `ClientGone`."""
+    async def open(self, request: web.Request, response: web.StreamResponse, chunk: bytes) -> ClientBody:
+        """Send the head, and what `chunk` completes. Raises `ClientGone`."""
+        body = ClientBody(request, response)
+        first = b""
         try:
-            await response.prepare(request)
-        except ConnectionError as error:
-            raise ClientGone("the client left") from error
+            first = self._fed(chunk)
+        except (Broken, EventTooLarge) as error:
+            self._broken = error  # the answer has begun: it is told in it, as any later one
+        if self._meter.done:  # the whole stream in one piece: it goes with its end
+            self._last, first = first, b""
+        await body.open(first)
+        return body
+
+    async def run(self, body: ClientBody) -> None:
+        """Send all that follows. Raises `ClientGone`."""
         try:
-            await self._pass_on(response, chunk)
+            if self._broken is not None:
+                raise self._broken
+            await self._pass_on(body)
         except (Broken, EventTooLarge) as error:
             self._record.ended(Outcome.ENGINE_BROKE, Reason.ENGINE_BROKE)
-            await self._break_off(response, str(error), Reason.ENGINE_BROKE)
+            await self._break_off(body, str(error), Reason.ENGINE_BROKE)
         except TimeoutError:
             self._record.ended(Outcome.TIMED_OUT, Reason.IDLE_TIMEOUT)
             message = f"the engine was silent for {self._idle:g} s (--idle-timeout)"
-            await self._break_off(response, message, Reason.IDLE_TIMEOUT)
+            await self._break_off(body, message, Reason.IDLE_TIMEOUT)
         else:
             self._record.ended(Outcome.ENGINE_BROKE if self._meter.error else Outcome.ANSWERED)
-            await self._end(response)
+            await body.end(self._last)
             await self._read_tail()
 
-    async def _pass_on(self, response: web.StreamResponse, chunk: bytes) -> None:
+    async def _pass_on(self, body: ClientBody) -> None:
+        """Send all but the last piece, which goes with the end."""
         loop = asyncio.get_running_loop()
-        writing = False
         slack = self._idle / 8  # the limit is moved that seldom: moving it costs as much as a chunk
-        moved = -slack
+        moved = loop.time()
+        waits_for_client = False
+
+        def take(chunk: bytes) -> bool:
+            nonlocal moved
+            now = loop.time()
+            if now - moved >= slack:
+                moved = now
+                silence.reschedule(now + self._idle + slack)
+            events = self._fed(chunk)
+            if self._meter.done:
+                self._last = events
+                return False
+            return body.write(events) if events else True
+
         try:
-            async with asyncio.timeout(None) as silence:
-                while chunk:
-                    now = loop.time()
-                    if now - moved >= slack:
-                        moved = now
-                        silence.reschedule(now + self._idle + slack)
-                    events = self._wanted(self._parser.feed(chunk))
-                    if events:
-                        writing = True
-                        await self._write(response, events)
-                        writing = False
-                    if self._meter.done:
-                        return
-                    chunk = await self._answer.read()
-                events = self._wanted(self._last_events())
-                if events:
-                    writing = True
-                    await self._write(response, events)
-                    writing = False
+            async with asyncio.timeout_at(moved + self._idle + slack) as silence:
+                ended = False
+                while True:
+                    waits_for_client = True
+                    await body.keep_up()
+                    waits_for_client = False
+                    if ended or self._meter.done:
+                        break
+                    ended = await self._answer.pour(take)
+                if ended:
+                    self._last = self._wanted(self._last_events())
         except TimeoutError:
-            if writing:
+            if waits_for_client:
                 raise ClientGone(f"the client read nothing for {self._idle:g} s") from None
             raise
         if not self._meter.done and not self._meter.error:
+            if self._last:
+                body.write(self._last)
             raise Broken("the engine ended the stream early")
 
     def _last_events(self) -> list[Event]:
@@ -179,6 +194,14 @@ class StreamRelay:
         events = self._parser.finish()
         rest = Event(self._parser.rest)
         return [*events, rest] if rest.data == DONE else events  # the one that engines leave without its blank line
+
+    def _fed(self, chunk: bytes) -> bytes:
+        """The bytes for the client that a piece of the engine's stream completes."""
+        said = None if self._translation is not None else self._parser.said(chunk)
+        if said is None:
+            return self._wanted(self._parser.feed(chunk))
+        only_usage = self._meter.observe_data(said, self._clock())
+        return chunk if self._wants_usage or not only_usage else b""
 
     def _wanted(self, events: Iterable[Event]) -> bytes:
         """The bytes for the client: everything but the usage chunk that only we asked for."""
@@ -196,29 +219,19 @@ class StreamRelay:
                 kept.append(event.raw)
         return b"".join(kept)
 
-    async def _break_off(self, response: web.StreamResponse, message: str, reason: Reason) -> None:
+    async def _break_off(self, body: ClientBody, message: str, reason: Reason) -> None:
         translation = self._translation
         told = error_event(message, reason) if translation is None else translation.broken(message, reason)
         try:
             async with asyncio.timeout(self._idle):
-                await self._write(response, self._unsent + told)
-                await self._end(response)
+                body.write(self._unsent + told)
+                await body.end()
         except TimeoutError:
             raise ClientGone(f"the client read nothing for {self._idle:g} s") from None
 
-    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
-        try:
-            await response.write(data)
-        except ConnectionError as error:
-            raise ClientGone("the client left") from error
-
-    async def _end(self, response: web.StreamResponse) -> None:
-        try:
-            await response.write_eof()
-        except ConnectionError as error:
-            raise ClientGone("the client left") from error
-
     async def _read_tail(self) -> None:
+        if self._answer.ended:
+            return
         try:
             async with asyncio.timeout(_TAIL_SECONDS):
                 while await self._answer.read():

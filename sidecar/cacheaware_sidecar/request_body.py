@@ -48,19 +48,30 @@ async def read_body(
         )
     if request.content_length is not None and request.content_length > most:
         raise TooLarge(most)
-    body = bytearray()
+    chunks: list[bytes] = []
+    size = 0
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
-    try:
-        async with asyncio.timeout(None) as limit:
-            while not request.content.at_eof():
+
+    async def read(limit: asyncio.Timeout | None) -> None:
+        nonlocal size
+        while not request.content.at_eof():
+            if limit is not None:
                 limit.reschedule(min(end, loop.time() + silence))
-                chunk = await request.content.readany()
-                if room is not None:
-                    room.take(len(chunk))
-                body += chunk
-                if len(body) > most:
-                    raise TooLarge(most)
+            chunk = await request.content.readany()
+            if room is not None:
+                room.take(len(chunk))
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > most:
+                raise TooLarge(most)
+
+    try:
+        if request.content.is_eof():  # it came with its head, as most do: nothing to wait for
+            await read(None)
+        else:
+            async with asyncio.timeout(None) as limit:
+                await read(limit)
     except TimeoutError:
         raise TooSlow(
             f"the body did not arrive: more than {silence:g} s without a byte (--idle-timeout), "
@@ -70,5 +81,5 @@ async def read_body(
         raise BadRequest(f"the body cannot be read ({type(error).__name__})") from None
     finally:
         if room is not None:
-            room.give(len(body))
-    return bytes(body)
+            room.give(size)
+    return b"".join(chunks)

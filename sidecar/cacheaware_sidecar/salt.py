@@ -8,6 +8,7 @@ cannot be guessed from its name.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import hmac
 from typing import assert_never
@@ -17,8 +18,16 @@ from cacheaware_api.wire import Sharing
 
 def cache_salt(salt_key: bytes, sharing: Sharing, *, tier: str, tenant: str | None, request_id: str) -> str:
     """The salt of one request, 43 characters. `request_id` must be ours, never the caller's."""
-    digest = hmac.digest(salt_key, _scope(sharing, tier, tenant, request_id).encode(), hashlib.sha256)
+    scope = _scope(sharing, tier, tenant, request_id)
+    return _salt(salt_key, scope) if scope.startswith("request") else _kept_salt(salt_key, scope)
+
+
+def _salt(salt_key: bytes, scope: str) -> str:
+    digest = hmac.digest(salt_key, scope.encode(), hashlib.sha256)
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+_kept_salt = functools.lru_cache(maxsize=4096)(_salt)  # tiers and tenants come back; a request's own scope never does
 
 
 def _scope(sharing: Sharing, tier: str, tenant: str | None, request_id: str) -> str:

@@ -49,6 +49,14 @@ class EventParser:
         """Bytes of an event that has not ended."""
         return bytes(self._buffer)
 
+    def said(self, data: bytes) -> bytes | None:
+        """What a piece says that is one whole event in one `data:` line, as nearly every piece is: the same as feeding
+        it, for less. None for any other piece, which then has to be fed.
+        """
+        if self._buffer or not data.startswith(b"data: ") or not _is_one_line(data):
+            return None
+        return data[6:-2]
+
     def feed(self, data: bytes) -> list[Event]:
         if not self._buffer and _is_one_line(data):
             return [Event(data)]  # one whole event, as nearly every chunk is

@@ -7,6 +7,7 @@ from there. A name is never guessed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from cacheaware_sidecar.errors import BadRequest, TierNotAllowed, UnknownTier
 from cacheaware_sidecar.identity import Caller
 
 UNDECIDED = frozenset({"auto", "default"})  # OpenAI's own words for "you choose"
+
+_seconds = functools.lru_cache(maxsize=256)(durations.seconds)  # of views: few, and asked for each request
 
 TTFT_HINT = "x-llm-d-slo-ttft-ms"
 TPOT_HINT = "x-llm-d-slo-tpot-ms"
@@ -33,8 +36,8 @@ class Promise:
 def promise_of(tier: wire.ViewTier) -> Promise:
     """Raises `durations.DurationError` for text that is no duration; a view is checked with it when it arrives."""
     return Promise(
-        None if tier.sla.time_to_first_token is None else durations.seconds(tier.sla.time_to_first_token),
-        None if tier.sla.time_per_output_token is None else durations.seconds(tier.sla.time_per_output_token),
+        None if tier.sla.time_to_first_token is None else _seconds(tier.sla.time_to_first_token),
+        None if tier.sla.time_per_output_token is None else _seconds(tier.sla.time_per_output_token),
     )
 
 

@@ -15,6 +15,7 @@ from cacheaware_sidecar.rewrite import (
     for_engine,
     label,
     parse_generation,
+    parse_object,
     request_headers,
     response_headers,
     trace_id,
@@ -126,6 +127,20 @@ class TestBody:
         asked = parse_generation(data)
         with pytest.raises(BadRequest, match=says):
             for_engine(asked, tier="gold", priority=0, salt="s")
+
+    @settings(deadline=None)  # other processes share the cores
+    @given(st.dictionaries(st.text(max_size=3), ANYTHING), st.sampled_from([None, 1]), st.booleans())
+    def test_a_body_is_read_as_the_standard_library_reads_it(
+        self, body: dict[str, Any], indent: int | None, escaped: bool
+    ) -> None:
+        try:
+            text = json.dumps(body, indent=indent, ensure_ascii=escaped, allow_nan=False)
+        except ValueError:
+            return  # infinity is no JSON
+        assert repr(parse_object(text.encode())) == repr(json.loads(text))
+
+    def test_half_of_a_surrogate_pair_can_be_read(self) -> None:
+        assert parse_object(b'{"x": "\\ud800", "y": 1}') == {"x": "\ud800", "y": 1}
 
 
 class TestNumbers:

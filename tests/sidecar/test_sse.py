@@ -81,6 +81,25 @@ def test_data_is_what_the_data_lines_say(raw: bytes, data: bytes | None) -> None
     assert Event(raw).data == data
 
 
+PIECES = st.lists(st.sampled_from([b"data: ", b"data:", b"{}", b"\n", b"\n\n", b"\r", b": c", b"\xf0"])).map(b"".join)
+
+
+@settings(deadline=None)  # other processes share the cores
+@given(PIECES, PIECES)
+def test_the_short_way_says_what_feeding_says_or_nothing(before: bytes, piece: bytes) -> None:
+    short, fed = EventParser(), EventParser()
+    short.feed(before)
+    fed.feed(before)
+    said = short.said(piece)
+    if said is not None:
+        assert [(event.raw, event.data) for event in fed.feed(piece)] == [(piece, said)]
+        assert fed.rest == short.rest == b""
+
+
+def test_a_token_goes_the_short_way() -> None:
+    assert EventParser().said(b"data: {}\n\n") == b"{}"
+
+
 def test_what_never_ends_does_not_fill_the_memory() -> None:
     parser = EventParser(max_event_bytes=100)
     with pytest.raises(EventTooLarge):
@@ -108,6 +127,21 @@ class TestMetering:
         chunk = {"choices": [{"index": 0, "text": "x"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
         assert meter.observe(Event(b"data: " + json.dumps(chunk).encode() + b"\n\n"), now=0.0) is False
         assert meter.usage == Usage(1, 1)
+
+    @pytest.mark.parametrize("value", ["null", " null", "{}", ' {"prompt_tokens": null}'])
+    def test_a_usage_that_is_said_to_be_none_is_none(self, value: str) -> None:
+        meter = Meter()
+        chunk = f'{{"choices": [], "usage":{value}}}'.encode()
+        assert meter.observe_data(chunk, now=0.0) is False
+        assert (meter.usage, meter.outputs) == (None, 1)
+
+    def test_half_of_a_surrogate_pair_hides_no_usage(self) -> None:
+        said = b'{"choices": %s, "x": "\\ud83d", "usage": {"prompt_tokens": 1, "completion_tokens": 2}}'
+        whole, chunk, output = Meter(), Meter(), Meter()
+        whole.observe_body(said % b"[{}]", now=1.0)
+        assert chunk.observe_data(said % b"[ ]", now=1.0) is True
+        assert output.observe_data(said % b"[{}]", now=1.0) is False
+        assert whole.usage == chunk.usage == output.usage == Usage(1, 2)
 
     def test_an_output_that_talks_about_usage_is_output(self) -> None:
         meter = Meter()

@@ -149,6 +149,81 @@ class TestReading:
             answer.close()
 
 
+class Poured:
+    """Takes what comes, and has had enough after so many pieces."""
+
+    def __init__(self, enough: int | None = None) -> None:
+        self.data = b""
+        self.pieces = 0
+        self.asked = 1
+        self._enough = enough
+
+    def take(self, data: bytes) -> bool:
+        self.data += data
+        self.pieces += 1
+        return self._enough is None or self.pieces % self._enough != 0
+
+
+class TestPouring:
+    """What comes is given to a function as it comes."""
+
+    @pytest.mark.parametrize("recorded", [LENGTH, CHUNKED], ids=["by length", "by chunks"])
+    async def test_an_answer_cut_at_any_byte_is_the_same_answer(self, recorded: bytes) -> None:
+        for cut in range(1, len(recorded)):
+            async with ScriptedServer(says(recorded[:cut], recorded[cut:])).running() as client:
+                answer = await client.request("GET", "/", {})
+                got = Poured()
+                assert await answer.pour(got.take)
+                assert got.data == b"hello", cut
+                assert answer.ended
+                answer.close()
+
+    async def test_who_has_had_enough_says_so_and_may_go_on_later(self) -> None:
+        pieces = [b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n", *(bytes([letter]) for letter in b"abcdef")]
+        async with ScriptedServer(says(*pieces)).running() as client:
+            answer = await client.request("GET", "/", {})
+            got = Poured(enough=1)
+            while not await answer.pour(got.take):
+                assert got.pieces == got.asked
+                got.asked += 1
+            assert got.data == b"abcdef"
+            answer.close()
+
+    async def test_a_coding_is_taken_off(self) -> None:
+        packed = gzip.compress(b"hello" * 100_000)
+        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+        async with ScriptedServer(says(head, packed)).running() as client:
+            answer = await client.request("GET", "/", {})
+            got = Poured()
+            assert await answer.pour(got.take)
+            assert got.data == b"hello" * 100_000
+            answer.close()
+
+    @pytest.mark.parametrize("close", [True, False], ids=["with the last piece", "on the way"])
+    async def test_what_goes_wrong_with_the_taker_reaches_who_waits(self, close: bool) -> None:
+        rest = b"lo" if close else b"l"
+        async with ScriptedServer(says(LENGTH[:-2], rest)).running() as client:
+            answer = await client.request("GET", "/", {})
+
+            def fails(data: bytes) -> bool:
+                if data.endswith(rest):
+                    raise LookupError("nobody reads")
+                return True
+
+            with pytest.raises(LookupError):
+                await answer.pour(fails)
+            answer.close()
+
+    async def test_a_connection_that_breaks_is_told_after_what_came(self) -> None:
+        async with ScriptedServer(says(LENGTH[:-2], close=True)).running() as client:
+            answer = await client.request("GET", "/", {})
+            got = Poured()
+            with pytest.raises(Broken, match="broke off"):
+                await answer.pour(got.take)
+            assert got.data == b"hel"
+            answer.close()
+
+
 class TestBroken:
     @pytest.mark.parametrize(
         "said",
