@@ -19,10 +19,10 @@ from .victims import Ask, Evict, Preempt, Victim, most_owing, next_victim, victi
 class Books:
     """Everything that an admission changes; changes since `residents.begin` can be taken back."""
 
-    def __init__(self, capacity: int, max_sequences: int) -> None:
+    def __init__(self, capacity: int, max_sequences: int, *, adjacent: bool = True) -> None:
         self.capacity = capacity
         self.max_sequences = max_sequences
-        self.residents = Residents(capacity)
+        self.residents = Residents(capacity, adjacent=adjacent)
         self.public = Account(PUBLIC)
         self.public.set_share(0)
         self.public_keys: frozenset[BlockKey] = frozenset()

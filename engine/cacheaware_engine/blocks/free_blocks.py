@@ -4,6 +4,8 @@ A sequence goes on where its last block ends, if that is free. A new one starts 
 of what it does not need before it: the sequence there can grow too. Stretches can be set aside for a group that is
 expected to grow; whoever else needs a block takes from them when nothing else is free, before anything is evicted.
 Order only: whether a block may be had at all is decided elsewhere.
+
+`FreeStack` is for an engine to which it means nothing where blocks lie: what was freed last is given first.
 """
 
 from __future__ import annotations
@@ -97,8 +99,8 @@ class FreeBlocks:
         self._aside: dict[str, Extents] = {}
         self._until: dict[str, float] = {}
 
-    def __len__(self) -> int:
-        return len(self._open) + sum(map(len, self._aside.values()))
+    def __len__(self) -> int:  # asked for each block that is given
+        return self._open.count + sum(map(len, self._aside.values())) if self._aside else self._open.count
 
     @property
     def set_aside(self) -> Mapping[str, int]:
@@ -175,3 +177,41 @@ class FreeBlocks:
         for group in sorted(self._until, key=lambda group: self._until[group]):
             if self._aside[group]:
                 yield self._aside[group]
+
+
+class FreeStack:
+    """All free blocks of a cache whose blocks are as good as each other. Nothing is set aside. O(1)."""
+
+    def __init__(self, capacity: int) -> None:
+        self._free = [BlockId(block) for block in range(capacity - 1, -1, -1)]
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    @property
+    def set_aside(self) -> Mapping[str, int]:
+        return {}
+
+    @property
+    def longest(self) -> int:
+        return min(1, len(self._free))
+
+    def ids(self) -> list[BlockId]:
+        return list(self._free)
+
+    def take(self, after: BlockId | None, more: int, group: str | None) -> BlockId:
+        return self._free.pop()
+
+    def take_back(self, block: BlockId) -> None:
+        """Take exactly this block, the last that was given."""
+        last = self._free.pop()
+        assert last == block, f"block {last} was given last, not {block}"
+
+    def give(self, block: BlockId) -> None:
+        self._free.append(block)
+
+    def reserve(self, group: str, blocks: int, until: float) -> int:
+        return 0
+
+    def expire(self, now: float) -> None:
+        """Nothing was set aside."""

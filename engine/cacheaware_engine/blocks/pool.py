@@ -47,7 +47,11 @@ class Layout:
 
 
 class BlockPool:
-    """`capacity` blocks of `block_size` tokens, and at most `max_sequences` running sequences."""
+    """`capacity` blocks of `block_size` tokens, and at most `max_sequences` running sequences.
+
+    `adjacent`: a sequence's blocks lie side by side where they can. An engine to which that means nothing does without:
+    it costs a fifth of what accounting for a block does.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class BlockPool:
         *,
         bytes_per_token: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        adjacent: bool = True,
     ) -> None:
         for name, value in (("capacity", capacity), ("block_size", block_size), ("max_sequences", max_sequences)):
             if value < 1:
@@ -67,7 +72,7 @@ class BlockPool:
         self.bytes_per_token = bytes_per_token
         self.sequence = 0  # grows with every change that the ledger shows
         self._clock = clock
-        self._books = Books(capacity, max_sequences)
+        self._books = Books(capacity, max_sequences, adjacent=adjacent)
         self._quotas: wire.Quotas | None = None
         self._prefixes: dict[str, tuple[BlockKey, ...]] = {}
         self._arrivals = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 
-from .free_blocks import FreeBlocks
+from .free_blocks import FreeBlocks, FreeStack
 from .heaps import BlockHeap, Order
 from .keys import BlockId, BlockKey
 from .owners import Account
@@ -58,15 +58,18 @@ class Block:
 
 
 class Residents:
-    """All blocks of a cache of `capacity` blocks. Every operation is O(1) or O(log n) a block."""
+    """All blocks of a cache of `capacity` blocks. Every operation is O(1) or O(log n) a block.
 
-    def __init__(self, capacity: int) -> None:
+    `adjacent`: a sequence's blocks lie side by side where they can.
+    """
+
+    def __init__(self, capacity: int, *, adjacent: bool = True) -> None:
         self.now = 0.0
         self.index: dict[BlockKey, Block] = {}
         self.lapsed_leaves = BlockHeap()
         self.expiries = BlockHeap()  # blocks whose retention runs
         self._blocks: list[Block | None] = [None] * capacity
-        self.free_blocks = FreeBlocks(capacity)
+        self.free_blocks: FreeBlocks | FreeStack = FreeBlocks(capacity) if adjacent else FreeStack(capacity)
         self._serial = 0
         self._undo: list[Callable[[], None]] | None = None
 

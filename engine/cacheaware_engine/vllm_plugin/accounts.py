@@ -94,7 +94,9 @@ class Accounts:
         bytes_per_token: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pool = BlockPool(capacity, block_size, max_sequences, bytes_per_token=bytes_per_token, clock=clock)
+        self.pool = BlockPool(
+            capacity, block_size, max_sequences, bytes_per_token=bytes_per_token, clock=clock, adjacent=False
+        )  # fmt: skip
         self._block_size = block_size
         self._max_model_len = max_model_len
         self._records: dict[str, Record] = {}

@@ -54,9 +54,9 @@ def quotas(draw: Any, capacity: int, slots: int) -> tuple[list[wire.TierQuota], 
 class TwinMachine(RuleBasedStateMachine):
     private = False
 
-    @initialize(capacity=st.integers(8, 20), slots=st.integers(1, 8), data=st.data())
-    def start(self, capacity: int, slots: int, data: st.DataObject) -> None:
-        self.twins = Twins(capacity, slots, private=self.private)
+    @initialize(capacity=st.integers(8, 20), slots=st.integers(1, 8), adjacent=st.booleans(), data=st.data())
+    def start(self, capacity: int, slots: int, adjacent: bool, data: st.DataObject) -> None:
+        self.twins = Twins(capacity, slots, private=self.private, adjacent=adjacent)
         if data.draw(st.integers(0, 9)):  # else: all share one LRU until the first quotas arrive
             self.change_quotas(data)
 

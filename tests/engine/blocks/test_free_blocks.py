@@ -168,3 +168,14 @@ def test_hints_charge_nobody_and_end_with_their_time() -> None:
 @pytest.mark.parametrize("capacity", [1, 9])
 def test_a_tiny_cache_sets_nothing_aside(capacity: int) -> None:
     assert pool(capacity).set_hints(hint(a=5)) == {}
+
+
+def test_where_it_means_nothing_how_blocks_lie_what_was_freed_last_is_given_first() -> None:
+    blocks = BlockPool(10, 4, 4, clock=lambda: 0.0, adjacent=False)
+    first, second = (admitted(blocks, request(name, 2, most=2)) for name in "ab")
+    blocks.release(first)
+    third = admitted(blocks, request("c", 3, most=3))
+    assert set(third.tables[0]) > {0, 1}
+    assert not set(third.tables[0]) & set(second.tables[0])
+    assert blocks.set_hints(Hints({"g": GroupHint(1, 60)})) == {}
+    blocks.check_integrity()

@@ -55,9 +55,9 @@ class Text:
 
 
 class Twins:
-    def __init__(self, capacity: int, max_sequences: int, *, private: bool) -> None:
+    def __init__(self, capacity: int, max_sequences: int, *, private: bool, adjacent: bool = True) -> None:
         self.clock = Clock()
-        self.pool = BlockPool(capacity, 1, max_sequences, clock=self.clock)
+        self.pool = BlockPool(capacity, 1, max_sequences, clock=self.clock, adjacent=adjacent)
         self.reference = Reference(capacity, max_sequences)
         self.private = private  # no two tiers share a salt
         self.texts: dict[str, Text] = {}
