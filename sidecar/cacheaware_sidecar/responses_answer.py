@@ -87,7 +87,7 @@ class ResponseTranslation:
         if choice is None or not isinstance(message, dict):
             raise Broken("the engine's answer is no chat completion")
         self._note(answer, choice)
-        calls = message.get("tool_calls") or []
+        calls = _list(message.get("tool_calls"))
         if message.get("content") or not calls:
             self._text(message.get("content"), choice.get("logprobs"))
         for index, call in enumerate(calls):

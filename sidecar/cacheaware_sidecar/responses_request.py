@@ -7,6 +7,7 @@ go on without it unnoticed. Fields that nobody here knows pass to the engine, as
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -52,6 +53,7 @@ _OURS = frozenset(
         *("stream_options", *REFUSED),
     }
 )
+_DEEPER = 100  # levels of lists and of calls, more than an answer has
 MOST_METADATA, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512
 
 
@@ -93,7 +95,18 @@ def response_request(data: bytes) -> ResponseRequest:
     _logprobs(body, chat)
     if not isinstance(body.get("parallel_tool_calls", True), (bool, type(None))):
         raise BadRequest("parallel_tool_calls must be true or false", param="parallel_tool_calls")
+    _check_depth([text_format, tools])
     return ResponseRequest(asked_of(chat, len(data)), _repeated(body, text_format, tools))
+
+
+def _check_depth(repeated: Any) -> None:
+    """What is repeated stands deeper in the answer than in the request, and has to be written there too."""
+    for _ in range(_DEEPER):
+        repeated = [repeated]
+    try:
+        json.dumps(repeated)
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
 
 
 def _refuse_if_given(body: Mapping[str, Any], name: str, instead: str) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cacheaware_api import wire
 from cacheaware_sidecar.engine_connection import Broken
-from cacheaware_sidecar.errors import BadRequest
+from cacheaware_sidecar.errors import BadRequest, Reason
 from cacheaware_sidecar.responses_answer import ResponseTranslation
 from cacheaware_sidecar.responses_request import CHAT_FIELDS, PATH, REFUSED, response_request
 from cacheaware_sidecar.sse import EventParser
@@ -265,6 +268,21 @@ class TestFields:
     def test_a_wrong_value_is_refused_by_its_name(self, fields: Any, param: str) -> None:
         assert refusal_of(**fields).param == param
 
+    def test_what_could_be_read_and_not_be_written_into_the_answer_is_refused(self) -> None:
+        taken, refused = 0, set()
+        for depth in range(1, 2000, 7):  # some of them are beyond what can be read at all
+            data = b'{"input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": %s}]}'
+            try:
+                wanted = response_request(data % (b"[" * depth + b"]" * depth))
+            except BadRequest as refusal:
+                refused.add(refusal.message)
+                continue
+            taken += 1
+            translated = ResponseTranslation("7", 0.0, "m", wanted.repeated, lambda: 0.0)
+            assert translated.event(EventParser().feed(b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n')[0])
+        assert taken > 20
+        assert refused == {"the body is nested too deeply"}
+
 
 class TestWhole:
     def answer(self, message: Any = None, finish: str = "stop", **more: Any) -> dict[str, Any]:
@@ -417,6 +435,38 @@ class TestEvents:
     def test_what_is_no_chat_stream_is_the_engines_fault(self, chunks: list[Any]) -> None:
         with pytest.raises(Broken):
             said(translation(), *chunks)
+
+
+NAMES = st.sampled_from(
+    [
+        *("choices", "delta", "message", "content", "tool_calls", "function", "arguments", "name", "index", "id"),
+        *("finish_reason", "logprobs", "usage", "prompt_tokens", "completion_tokens_details", "model", "error"),
+    ]
+)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+ANYTHING = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, min_size=1, max_size=2) | st.dictionaries(NAMES, inner, min_size=1, max_size=4),
+    max_leaves=12,
+)
+
+
+@st.composite
+def answers(draw: st.DrawFn, field: str) -> dict[str, Any]:
+    """Something like a chat completion, in which anything may be anything else."""
+    choice = {field: draw(st.dictionaries(NAMES, ANYTHING)), **draw(st.dictionaries(NAMES, ANYTHING, max_size=3))}
+    return {"choices": [choice], **draw(st.dictionaries(NAMES, ANYTHING, max_size=2))}
+
+
+@settings(deadline=None, max_examples=50)  # other processes share the cores
+@given(answers("message"), st.lists(answers("delta"), max_size=3))
+def test_whatever_an_engine_says_is_translated_or_called_broken(whole: Any, chunks: list[Any]) -> None:
+    with contextlib.suppress(Broken):
+        assert json.loads(translation().whole(json.dumps(whole).encode()))["object"] == "response"
+    translated = translation()
+    with contextlib.suppress(Broken):
+        said(translated, *chunks, b"[DONE]")
+    assert events_in(translated.broken("it broke", Reason.ENGINE_BROKE))[-1]["type"] == "error"
 
 
 async def post(sidecar: Running, **fields: Any) -> tuple[int, bytes]:
