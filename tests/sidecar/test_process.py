@@ -172,6 +172,23 @@ async def test_sigterm_lets_streams_finish_refuses_new_requests_and_ends_with_0(
     assert code == 0
 
 
+async def test_sigterm_lets_a_stream_finish_that_has_begun(engine: StubEngine, folder: Path) -> None:
+    engine.behaviour = Behaviour(words=("x",) * 30, pause=0.05)
+    async with (
+        running(engine, folder, view_json(), None) as process,
+        aiohttp.ClientSession() as client,
+        client.post(f"{process.url}/v1/completions", json={"prompt": "Hi", "stream": True}) as answer,
+    ):
+        first = await answer.content.readline()
+        process.terminate()
+        await _until(lambda: _ready(client, process.control_url), False)
+        stream = first + await answer.read()
+        assert stream.count(b'"text": "x"') == 30
+        assert stream.endswith(b"data: [DONE]\n\n")
+        code, _ = await process.ended()
+    assert code == 0
+
+
 async def test_a_stream_that_does_not_end_is_cut_after_the_drain_timeout(engine: StubEngine, folder: Path) -> None:
     engine.behaviour = Behaviour(hang_after=1)
     async with (
