@@ -7,9 +7,10 @@ share that was away neither saves up work nor owes any. How far a share is behin
 Inside a tenant, the request whose first token is due first goes next. Of `run` picks, all but one may go instead to the
 request of which most is cached (`warmth`), among the `lookahead` first ones: the prefix is read while it is there.
 
-A request past half of its time to first token goes before all others, in the order of deadlines. What it takes is
-charged like anything else, and a share may run at most `urgency_credit` ahead of the least served one: a tier whose
-promises are too tight for its load would otherwise own the engine.
+A request past half of its time to first token is urgent until it is late. The one due first goes before the tenant
+whose turn it is, unless that has one which is due earlier and not late; of its own a warm urgent one may go instead.
+What it takes is charged like anything else, and a share may run at most `urgency_credit` ahead of the least served one:
+a tier whose promises are too tight for its load would otherwise own the engine.
 
 The bounds that follow are derived in docs/designs/0003-scheduling.md. Pushing, picking and removing take
 O(log waiting) comparisons, and picking `lookahead` calls of `warmth`.
@@ -20,12 +21,14 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import heapq
+import math
+import operator
 from collections.abc import Callable, Collection, Mapping
 
 from cacheaware_sidecar.scheduling.requests import Terms, Waiting
 
 URGENCY_CREDIT = 8192.0  # tokens of engine work over weight: a few requests
-RUN = 4
+RUN = 32
 LOOKAHEAD = 32
 _URGENT_LOOKED_AT = (
     16  # tenants of a tier whose urgent requests are looked at, when the first ones are over their credit
@@ -34,6 +37,7 @@ _URGENT_LOOKED_AT = (
 Warmth = Callable[[Waiting], float]
 
 _Entry = tuple[float, float, int, Waiting]  # due, arrival, number: unique before the request is compared
+_due = operator.itemgetter(0)
 
 
 @dataclasses.dataclass(slots=True)
@@ -44,6 +48,16 @@ class _Tenant:
     version: int = 0  # of its place in the tier's heaps; anything else there is out of date
     announced: int | None = None  # the number of its first request, as of the last time that one changed
     since_first: int = 0  # picks since the one due first was picked
+
+    def due_next(self, now: float) -> float:
+        """When the first of its requests is due that are not late."""
+        where = bisect.bisect_left(self.entries, now, key=_due)
+        return self.entries[where][0] if where < len(self.entries) else math.inf
+
+    def urgent(self, now: float) -> int | None:
+        """Where its first urgent request is that is not late."""
+        where = bisect.bisect_left(self.entries, now, key=_due)
+        return where if where < len(self.entries) and self.entries[where][3].urgent_at <= now else None
 
 
 @dataclasses.dataclass(slots=True)
@@ -85,23 +99,27 @@ class _Tier:
             heapq.heappop(self.by_account)
         return self.by_account[0][4]
 
-    def most_urgent(self, now: float, most_served: float) -> _Entry | None:
-        """Of the tenants that were served no more than that, the urgent request that is due first."""
+    def most_urgent(self, now: float, most_served: float) -> tuple[_Entry, _Tenant] | None:
+        """Of the tenants that were served no more than that, the urgent request that is due first and not late yet."""
         while self.becoming and self.becoming[0][0] <= now:
             item = heapq.heappop(self.becoming)
             if _is_first(item):
                 _, number, tenant = item
                 heapq.heappush(self.urgent, (tenant.entries[0][0], number, tenant))
         passed_over: list[tuple[float, int, _Tenant]] = []
-        found = None
+        found: tuple[_Entry, _Tenant] | None = None
         while self.urgent and len(passed_over) < _URGENT_LOOKED_AT:
+            if found is not None and self.urgent[0][0] >= found[0][0]:
+                break  # nothing behind is due earlier
             item = heapq.heappop(self.urgent)
             if not _is_first(item):
                 continue
             passed_over.append(item)
-            if item[2].served <= most_served:
-                found = item[2].entries[0]
-                break
+            tenant = item[2]
+            if tenant.served <= most_served and (where := tenant.urgent(now)) is not None:
+                entry = tenant.entries[where]
+                if found is None or entry < found[0]:
+                    found = entry, tenant
         for item in passed_over:
             heapq.heappush(self.urgent, item)
         return found
@@ -208,8 +226,11 @@ class FairQueue:
                 urgent.append(tier)
         if first is None:
             return None
+        turn = first.least()
         found = self._most_urgent(now, urgent, first.served) if urgent else None
-        return self._of_tenant(first.least()) if found is None else found
+        if found is None or (found[1] is not turn and turn.due_next(now) <= found[0][0]):
+            return self._of_tenant(turn)
+        return self._of_tenant(found[1], urgent_at=now)
 
     def take(self, request: Waiting, cost: float, closed: Collection[str] = ()) -> None:
         """`peek` named it, and it goes: its cost is charged."""
@@ -246,28 +267,35 @@ class FairQueue:
         tier.waiting -= 1
         return where == 0
 
-    def _of_tenant(self, tenant: _Tenant) -> Waiting:
+    def _of_tenant(self, tenant: _Tenant, urgent_at: float | None = None) -> Waiting:
+        """`urgent_at`: among those that are urgent and not late then, and there is one."""
         first = tenant.entries[0][3]
-        if self._warmth is None or len(tenant.entries) == 1 or tenant.since_first >= self._run - 1:
+        if len(tenant.entries) == 1 or tenant.since_first >= self._run - 1:
             return first
-        best, warmest = first, self._warmth(first)
-        for _, _, _, request in tenant.entries[1 : self._lookahead]:
+        start = 0 if urgent_at is None else tenant.urgent(urgent_at) or 0
+        best = tenant.entries[start][3]
+        if self._warmth is None:
+            return best
+        warmest = self._warmth(best)
+        for _, _, _, request in tenant.entries[start + 1 : start + self._lookahead]:
+            if urgent_at is not None and request.urgent_at > urgent_at:
+                continue
             warmth = self._warmth(request)
             if warmth > warmest:
                 best, warmest = request, warmth
         return best
 
-    def _most_urgent(self, now: float, tiers: list[_Tier], least: float) -> Waiting | None:
-        best: tuple[tuple[float, int, int], Waiting] | None = None
+    def _most_urgent(self, now: float, tiers: list[_Tier], least: float) -> tuple[_Entry, _Tenant] | None:
+        best: tuple[tuple[float, int, int], tuple[_Entry, _Tenant]] | None = None
         for tier in tiers:
             if tier.served > least + self._credit:
                 continue
-            entry = tier.most_urgent(now, tier.least().served + self._credit)
-            if entry is not None:
-                due, _, number, request = entry
+            found = tier.most_urgent(now, tier.least().served + self._credit)
+            if found is not None:
+                due, _, number, _ = found[0]
                 rank = (due, -tier.terms.priority, number)
                 if best is None or rank < best[0]:
-                    best = (rank, request)
+                    best = (rank, found)
         return None if best is None else best[1]
 
     def _level(self, tier: _Tier) -> None:

@@ -34,7 +34,8 @@ from cacheaware_sidecar.scheduling.requests import (
 )
 
 OUTPUT_PRICE = 2.0  # of a generated token, where one of the prompt that has to be computed costs 1
-STEPS_AHEAD = 2.0  # prompts for so many full steps are sent ahead: more would be ordered by the engine, not here
+STEPS_AHEAD = 1.0  # prompts for so many full steps are sent ahead: more would be ordered by the engine, not here
+BUSY_STEPS = STEPS_AHEAD / 2  # with so much ahead the engine is busy, and company may be waited for
 ENGINE_QUEUE = 2  # requests that wait inside the engine for blocks before others stay here
 MOST_HELD = 64  # at a time; one decision takes no longer, however many share a prefix
 _PACE_SMOOTHING = 0.1
@@ -83,6 +84,7 @@ class Scheduler:
         self._limit_prefill = limit_prefill
         self._checkpoint_chunks = checkpoint_chunks
         self._terms: Mapping[str, Terms] = {}
+        self._windows = False  # whether any tier holds requests: only then it matters how often a prefix comes
         self._queue = FairQueue(warmth=self._warmth)
         self._holds = Holds()
         self._flushed: dict[str, _Flushed] = {}
@@ -157,6 +159,7 @@ class Scheduler:
 
     def set_terms(self, terms: Mapping[str, Terms]) -> None:
         self._terms = dict(terms)
+        self._windows = any(one.window > 0 for one in terms.values())
         self._queue.set_terms(terms)
 
     def set_engine(self, capacity_tokens: int | None, bytes_per_token: int | None = None, block_size: int = 1) -> None:
@@ -175,7 +178,8 @@ class Scheduler:
             raise ValueError(f"request {request.id} is here already")
         self._queue.push(request)
         self._groups.add(request.id, request.chunks)
-        self._arrivals.note(self._groups.path_of(request.id), self._clock())
+        if self._windows:
+            self._arrivals.note(self._groups.path_of(request.id), self._clock())
         match = self.index.predict(request)
         seconds = self.costs.prefill_seconds(max(1.0, request.prompt_tokens - match.tokens), match.tokens)
         self._backlog.add(request.id, request.tier, request.tenant, request.arrived, seconds or 0.0)
@@ -384,7 +388,7 @@ class Scheduler:
         if not self._cascades:
             return None  # the engine reads no prefix once for several requests, so there is nothing to gain
         step = self._full_step()
-        if step is None or self._computing.backlog(now) < step:
+        if step is None or self._computing.backlog(now) < BUSY_STEPS * step:
             return None
         group = self._group_of(request)
         company = None if group is None else self._company(request, group.chunks, group.members, window, step)
@@ -414,7 +418,7 @@ class Scheduler:
         self._let_go(self._holds.release_ended(now), now, None)
         for held in self._holds.for_company():
             step = self._full_step()
-            busy = step is not None and self._computing.backlog(now) >= step
+            busy = step is not None and self._computing.backlog(now) >= BUSY_STEPS * step
             if held.request.id in self._holds and (reason := self._why_go(held, busy)) is not None:
                 self._let_go([found for found in [self._holds.release(held.request.id)] if found], now, reason)
 

@@ -10,6 +10,7 @@ import pytest
 
 from cacheaware.replay.comparison import BASELINES, Comparison, compare
 from cacheaware.replay.engine_cost import EngineCost
+from cacheaware.replay.fairness import largest_lag
 from cacheaware.replay.measures import unique_tokens
 from cacheaware.replay.policies import PolicyName
 from cacheaware.replay.requests import Mapped, Request, merged
@@ -180,3 +181,20 @@ class TestSharing:
         requests = merged([Mapped(replace(trace, requests=same))], view_of(pool, terms_of(pool).nominal))
         outcome = Simulation(setup(pool), PolicyName.CACHEAWARE, requests).run()
         assert sum(each.cached_tokens > 0 for each in outcome.served) == hits
+
+
+class TestFlooder:
+    def test_quiet_tenants_wait_for_few_steps_and_fall_behind_no_further_than_is_proved(self) -> None:
+        pool = spec(tiers=[{"name": "bronze", "quota": {"nominalPercent": 100}}])
+        requests = requests_of("flooder", pool, rate=1.0, seconds=30.0)  # 1.7 times what the engine can compute
+        full_step = COST.step(COST.max_batched_tokens, 0, 0)
+        waits: dict[PolicyName, float] = {}
+        for policy in (PolicyName.CACHEAWARE, PolicyName.FCFS_LRU):
+            outcome = Simulation(setup(pool, 2500), policy, requests).run()
+            quiet = sorted(s.time_to_first_token or 0.0 for s in outcome.served if "quiet-" in s.request.tenant)
+            waits[policy] = quiet[len(quiet) * 9 // 10] / full_step
+            lag = largest_lag(outcome.served, credit=0.0)
+            assert lag is not None
+            assert (lag.part <= 1) == (policy is PolicyName.CACHEAWARE)
+        assert waits[PolicyName.CACHEAWARE] < 8.5, "a prompt of a quiet tenant has four chunks itself"
+        assert waits[PolicyName.FCFS_LRU] > 100, "the engine was overloaded, or this shows nothing"

@@ -30,7 +30,7 @@ def test_backlogged_shares_lag_by_a_request_and_the_credit_at_most(
     queue.set_terms({name: Terms(weight) for name, weight in zip(names, weights, strict=True)})
     for number, name in enumerate(names):
         for place, cost in enumerate(costs[number]):
-            due = 0.001 if number == urgent else None  # one of them is urgent all the time
+            due = 1.5 if number == urgent else None  # one of them is urgent all the time
             queue.push(Waiting(f"{name}-{place}", name, "x", 0.0, cost, deadline=due))
     served = dict.fromkeys(names, 0.0)
     largest = {name: max(costs[number]) for number, name in enumerate(names)}

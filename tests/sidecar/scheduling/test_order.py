@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cacheaware_sidecar.scheduling import Terms, Waiting
-from cacheaware_sidecar.scheduling.fair_queue import FairQueue
+from cacheaware_sidecar.scheduling.fair_queue import RUN, FairQueue, Warmth
 
 GOLD, SILVER, BRONZE = "gold", "silver", "bronze"
 TERMS = {GOLD: Terms(4, 100), SILVER: Terms(2, 50), BRONZE: Terms(1, 0)}
 
 
-def queue_of(*requests: Waiting, terms: dict[str, Terms] = TERMS, credit: float = 0.0) -> FairQueue:
-    queue = FairQueue(urgency_credit=credit)
+def queue_of(
+    *requests: Waiting, terms: dict[str, Terms] = TERMS, credit: float = 0.0, warmth: Warmth | None = None
+) -> FairQueue:
+    queue = FairQueue(urgency_credit=credit, warmth=warmth)
     queue.set_terms(terms)
     for request in requests:
         queue.push(request)
@@ -143,8 +145,44 @@ class TestDeadlines:
         queue = queue_of(waiting("g", GOLD, at=5.0, due=9.0), waiting("b", BRONZE, due=8.0), credit=100.0)
         assert drained(queue, now=7.9) == ["b", "g"]
 
+    @pytest.mark.parametrize(
+        ("gold_due", "order"),
+        [
+            pytest.param(11.0, ["b", "g"], id="due later"),
+            pytest.param(9.0, ["g", "b"], id="due earlier: it is its turn anyway"),
+            pytest.param(5.5, ["b", "g"], id="late already: of the two only the other can be kept"),
+            pytest.param(None, ["b", "g"], id="nothing was promised"),
+        ],
+    )
+    def test_an_urgent_request_overtakes_the_one_whose_turn_it_is_where_that_one(
+        self, gold_due: float | None, order: list[str]
+    ) -> None:
+        queue = queue_of(
+            waiting("g", GOLD, at=5.0, due=gold_due), waiting("b", BRONZE, at=0.0, due=10.0), credit=100.0
+        )  # fmt: skip
+        assert drained(queue, now=6.0) == order
+
+    def test_what_is_late_is_urgent_no_more(self) -> None:
+        queue = queue_of(waiting("g", GOLD), waiting("late", BRONZE, due=5.0), credit=100.0)
+        assert drained(queue, now=5.1) == ["g", "late"]
+
+    def test_what_can_still_be_kept_goes_before_what_is_late(self) -> None:
+        queue = queue_of(waiting("late", due=4.0), waiting("soon", due=6.0), waiting("far", due=60.0), credit=100.0)
+        assert drained(queue, now=5.0) == ["soon", "late", "far"]
+
+    def test_what_is_late_is_passed_over_few_times(self) -> None:
+        in_time = [waiting(f"in-time-{n}", due=6.0) for n in range(2 * RUN)]
+        names = drained(queue_of(waiting("late", due=4.0), *in_time, credit=1e9), now=5.0)
+        assert names.index("late") == RUN - 1
+
+    def test_among_the_urgent_of_a_tenant_warm_ones_go_first(self) -> None:
+        requests = [waiting("cold", due=8.0), waiting("warm", due=9.0), waiting("hot, but in no hurry", due=50.0)]
+        warmth = {"cold": 0.0, "warm": 10.0, "hot, but in no hurry": 100.0}
+        queue = queue_of(*requests, credit=100.0, warmth=lambda request: warmth[request.id])
+        assert drained(queue, now=7.0) == ["warm", "cold", "hot, but in no hurry"]
+
     def test_urgency_does_not_let_a_tier_own_the_engine(self) -> None:
-        queue = queue_of(*(waiting(f"b-{n}", BRONZE, due=0.001) for n in range(1000)), credit=20.0)
+        queue = queue_of(*(waiting(f"b-{n}", BRONZE, due=150.0) for n in range(1000)), credit=20.0)
         for number in range(1000):
             queue.push(waiting(f"g-{number}", GOLD))
         served = drained(queue, now=100.0, most=500)
@@ -152,7 +190,7 @@ class TestDeadlines:
         assert sum(name.startswith("b") for name in served) == pytest.approx(100 + 16, abs=2)  # then its fifth
 
     def test_urgency_does_not_let_a_tenant_own_its_tier(self) -> None:
-        queue = queue_of(*(waiting(f"loud-{n}", tenant="loud", due=1.0) for n in range(100)), credit=5.0)
+        queue = queue_of(*(waiting(f"loud-{n}", tenant="loud", due=90.0) for n in range(100)), credit=5.0)
         for number in range(3):
             queue.push(waiting(f"quiet-{number}", tenant="quiet", at=50.0, due=1000.0))
         assert sum(name.startswith("quiet") for name in drained(queue, now=51.0, most=14)) == 3
@@ -219,7 +257,8 @@ class FairQueueMachine(RuleBasedStateMachine):
             assert request == self.waiting.pop(request.id), "what came out had not come in, or came out twice"
             assert request.tier in candidates
             same_share = [r for r in self.waiting.values() if (r.tier, r.tenant) == (request.tier, request.tenant)]
-            assert all((r.deadline or math.inf) >= (request.deadline or math.inf) for r in same_share)
+            in_time = [r for r in same_share if r.due >= self.now]
+            assert all(r.due >= request.due for r in in_time), "it was passed over by one that is due later"
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
