@@ -11,8 +11,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from benchmarks.report import Row
 
@@ -34,10 +34,12 @@ class Crowd:
     tenants: int
     families: int  # prompts that start alike
     prompt_chunks: int
+    windows: bool = True
 
 
 CROWDS = (
     Crowd("300 tenants, 50 system prompts", 300, 50, 64),
+    Crowd("the same without windows, the default", 300, 50, 64, windows=False),
     Crowd("one tenant, all prompts different", 1, 1_000_000, 64),
     Crowd("5,000 tenants", 5_000, 1_000, 64),
     Crowd("one family of 10,000", 10, 1, 64),
@@ -89,10 +91,14 @@ def requests(crowd: Crowd, clock: _Ticking, rng: random.Random) -> Iterator[Wait
         )
 
 
+def without_windows(terms: Mapping[str, Terms]) -> dict[str, Terms]:
+    return {name: replace(each, window=0.0) for name, each in terms.items()}
+
+
 def decision_seconds(crowd: Crowd, rounds: int) -> float:
     """Everything that a request costs on its way: coming, being picked, its first token, its end."""
     clock, rng = _Ticking(), random.Random(1)
-    scheduler = Scheduler(TERMS, clock)
+    scheduler = Scheduler(TERMS if crowd.windows else without_windows(TERMS), clock)
     for tokens in (256, 8) * 10:
         scheduler.step(StepReport(1, tokens, 0, 0, 0, 0.001 + 1e-5 * tokens))
     view = EngineView(Slots(64))
