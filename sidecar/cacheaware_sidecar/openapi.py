@@ -21,6 +21,7 @@ from cacheaware_sidecar.responses_request import (
     REFUSED,
 )
 from cacheaware_sidecar.rewrite import PRIVATE
+from cacheaware_sidecar.tiers import LONGEST_HINT_MS, TPOT_HINT, TTFT_HINT
 
 Json = Mapping[str, Any]
 
@@ -243,14 +244,14 @@ def _body(schema: Json) -> Json:
 def _generation(summary: str, request: Json, answer: str) -> Json:
     hints = [
         {
-            "name": f"x-llm-d-slo-{name}-ms",
+            "name": name,
             "in": "header",
             "description": "Loosens the tier's promise for this request; it never tightens it.",
-            "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400_000},
+            "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_HINT_MS},
         }
-        for name in ("ttft", "tpot")
+        for name in (TTFT_HINT, TPOT_HINT)
     ]
-    stream = {"description": "Events, where `stream` is true.", "type": "string"}
+    stream = {"description": "Events, where `stream` is true; those of the engine, or of a response."}
     answered = {
         "description": "The answer.",
         "headers": {

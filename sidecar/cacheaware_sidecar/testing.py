@@ -108,6 +108,7 @@ class StubEngine:
         openai.router.add_get("/metrics", self._metrics)
         openai.router.add_get("/v1/models", self._models)
         openai.router.add_post("/tokenize", self._tokenize)
+        openai.router.add_post("/detokenize", self._detokenize)
         openai.router.add_post("/v1/chat/completions", self._generate)
         openai.router.add_post("/v1/completions", self._generate)
         kv = web.Application()
@@ -164,6 +165,10 @@ class StubEngine:
         return web.json_response(
             {"tokens": list(body["prompt"].encode("utf-8", "replace")), "count": len(body["prompt"])}
         )
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        await request.read()
+        return web.json_response({"prompt": "".join(WORDS)})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()

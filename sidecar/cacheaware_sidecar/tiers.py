@@ -22,7 +22,7 @@ _seconds = functools.lru_cache(maxsize=256)(durations.seconds)  # of views: few,
 
 TTFT_HINT = "x-llm-d-slo-ttft-ms"
 TPOT_HINT = "x-llm-d-slo-tpot-ms"
-_LONGEST_HINT_MS = 3_600_000
+LONGEST_HINT_MS = 3_600_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ def _looser(promised: float | None, headers: Mapping[str, str], name: str) -> fl
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value <= _LONGEST_HINT_MS:  # also refuses nan
-        raise BadRequest(f"{name} must be milliseconds above 0 and at most {_LONGEST_HINT_MS}", param=name)
+    if not 0 < value <= LONGEST_HINT_MS:  # also refuses nan
+        raise BadRequest(f"{name} must be milliseconds above 0 and at most {LONGEST_HINT_MS}", param=name)
     return None if promised is None else max(promised, value / 1000)
 
 
