@@ -55,9 +55,9 @@ class Size:
     pace_seconds: float
 
 
-FULL = Size(8, (0.7, 1.0, 1.3), 2, 22.0, 12.0)
+FULL = Size(10, (0.7, 1.0, 1.3), 2, 22.0, 12.0)
 QUICK = Size(3, (0.7, 1.3), 1, 8.0, 6.0)
-FULL_HINTS = Size(8, (0.8,), 3, 20.0, 10.0)
+FULL_HINTS = Size(10, (0.8,), 3, 20.0, 10.0)
 QUICK_HINTS = Size(3, (0.8,), 1, 8.0, 6.0)
 
 

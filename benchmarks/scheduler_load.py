@@ -17,7 +17,7 @@ from cacheaware.demo.load import Message
 QUESTION_WORDS = 16
 ANSWER_TOKENS = (6, 14)
 _TOKENS_A_WORD = 1.2
-_TEMPLATE_TOKENS = (128, 768)
+_TEMPLATE_TOKENS = (128, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Tier:
     promise: float
 
 
-TIERS: Mapping[str, Tier] = {"gold": Tier(0.3, 2.0), "silver": Tier(0.3, 5.0), "bronze": Tier(0.4, 15.0)}
+TIERS: Mapping[str, Tier] = {"gold": Tier(0.3, 2.0), "silver": Tier(0.3, 5.0), "bronze": Tier(0.4, 20.0)}
 
 
 @dataclass(frozen=True, slots=True)
