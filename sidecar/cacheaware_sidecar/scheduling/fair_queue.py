@@ -23,7 +23,7 @@ import dataclasses
 import heapq
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from cacheaware_sidecar.scheduling.requests import Terms, Waiting
 
@@ -158,6 +158,10 @@ class FairQueue:
     def waiting(self, tier: str) -> int:
         known = self._tiers.get(tier)
         return 0 if known is None else known.waiting
+
+    def backlogged(self) -> Iterator[str]:
+        """The tiers of which somebody waits."""
+        return (name for name, tier in self._tiers.items() if tier.waiting)
 
     def set_terms(self, terms: Mapping[str, Terms]) -> None:
         """New weights and priorities. A tier that is gone keeps its old ones until its last request has left."""

@@ -204,12 +204,14 @@ class Scheduler:
         room_at: float | None = None
         while True:
             room_at = self._room_at(now)
-            request = None if room_at is not None else self._queue.peek(now, closed)
+            if room_at is not None:
+                break
+            if not self._has_slot(engine):
+                closed.update(tier for tier in self._queue.backlogged() if not self._is_owed_a_slot(tier, engine))
+            request = self._queue.peek(now, closed)
             if request is None:
                 break
-            if not self._may_enter(request.tier, engine):
-                closed.add(request.tier)
-            elif (held := self._to_hold(request, now)) is not None:
+            if (held := self._to_hold(request, now)) is not None:
                 self._queue.remove(request.id)
                 self._holds.add(held)
             elif not engine.admits(request):
@@ -328,13 +330,15 @@ class Scheduler:
             predicted_tokens=match.tokens,
         )
 
-    def _may_enter(self, tier: str, engine: EngineView) -> bool:
-        """A tier below its nominal slots may always send: the engine takes one back from a tier that borrowed it. A
-        request of several sequences may overshoot the total: the engine queues what it cannot run yet.
+    def _has_slot(self, engine: EngineView) -> bool:
+        """Whether anyone may send. A request of several sequences may overshoot the total: the engine queues what it
+        cannot run yet.
         """
-        if self.sequences_of(tier) < engine.slots.nominal.get(tier, 0):
-            return True
         return self.sequences < engine.slots.total and (engine.waiting <= ENGINE_QUEUE or not self._inside)
+
+    def _is_owed_a_slot(self, tier: str, engine: EngineView) -> bool:
+        """A tier below its nominal slots may always send: the engine takes one back from a tier that borrowed it."""
+        return self.sequences_of(tier) < engine.slots.nominal.get(tier, 0)
 
     def _room_at(self, now: float) -> float | None:
         """When the engine will have computed enough of what it was sent to get more; None: it may have more now."""
