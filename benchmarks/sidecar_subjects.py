@@ -66,28 +66,28 @@ def install_routers(pip_args: Sequence[str]) -> None:
 
 @contextlib.asynccontextmanager
 async def running_engine(folder: Path) -> AsyncIterator[Subject]:
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "benchmarks.sidecar_stub", str(port), str(folder / "kv.sock")]
-    async with _process("engine", command, f"http://127.0.0.1:{port}", "/health", folder) as subject:
+    async with running("engine", command, f"http://127.0.0.1:{port}", "/health", folder) as subject:
         yield subject
 
 
 @contextlib.asynccontextmanager
 async def running_sidecar(engine: Subject, folder: Path) -> AsyncIterator[Subject]:
     write_files(folder, view_json(), None)
-    port = _free_port()
+    port = free_port()
     command = [
-        *(sys.executable, "-m", "cacheaware_sidecar", "--port", str(port), "--control-port", str(_free_port())),
+        *(sys.executable, "-m", "cacheaware_sidecar", "--port", str(port), "--control-port", str(free_port())),
         *("--engine-url", engine.url, "--kv-socket", str(folder / "kv.sock"), "--max-queue", "4096"),
         *("--view-file", str(folder / "view.json"), "--secrets-dir", str(folder / "secrets")),
     ]
-    async with _process("ours", command, f"http://127.0.0.1:{port}", "/readyz", folder) as subject:
+    async with running("ours", command, f"http://127.0.0.1:{port}", "/readyz", folder) as subject:
         yield subject
 
 
 @contextlib.asynccontextmanager
 async def running_router(name: str, engine: Subject, folder: Path) -> AsyncIterator[Subject]:
-    port, metrics = _free_port(), _free_port()
+    port, metrics = free_port(), free_port()
     program = [str(ROUTERS / "bin" / name), *(["launch"] if name == "sglang-router" else [])]
     command = [
         *program,
@@ -96,12 +96,12 @@ async def running_router(name: str, engine: Subject, folder: Path) -> AsyncItera
     ]
     if name == "vllm-router":
         command[command.index("warn")] = "warning"
-    async with _process(name, command, f"http://127.0.0.1:{port}", "/health", folder) as subject:
+    async with running(name, command, f"http://127.0.0.1:{port}", "/health", folder) as subject:
         yield subject
 
 
 @contextlib.asynccontextmanager
-async def _process(name: str, command: Sequence[str], url: str, health: str, folder: Path) -> AsyncIterator[Subject]:
+async def running(name: str, command: Sequence[str], url: str, health: str, folder: Path) -> AsyncIterator[Subject]:
     with (folder / f"{name}.log").open("wb") as output:
         process = subprocess.Popen(  # noqa: ASYNC220  # nothing else runs while the subjects are being started
             command, cwd=ROOT, stdout=output, stderr=output
@@ -131,7 +131,7 @@ async def _healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> Non
             await asyncio.sleep(0.1)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

@@ -99,7 +99,7 @@ def lending_blocks(capacity: int, nominal: int, nominal_percent: int, lending_li
 def quotas_for(view: wire.View, capacity: int) -> wire.Quotas:
     """The quotas in blocks that `view` means for an engine of `capacity` blocks.
 
-    Raises `wire.WireError` for a view whose percentages exceed 100 or whose retention is no duration.
+    Raises `wire.WireError` for a view whose percentages exceed 100 or that has a duration which is none.
     """
     by_importance = sorted(view.tiers, key=lambda tier: (-tier.priority, tier.name))
     nominal_percent = {tier.name: tier.quota.nominal_percent for tier in by_importance}
@@ -130,7 +130,10 @@ def quotas_for(view: wire.View, capacity: int) -> wire.Quotas:
                 lending=lending_blocks(
                     capacity, nominal[tier.name], tier.quota.nominal_percent, tier.quota.lending_limit_percent
                 ),
-                retention_s=_retention(tier),
+                retention_s=_seconds(tier.retention, f"tiers.{tier.name}.retention"),
+                time_per_output_token_s=_seconds(
+                    tier.sla.time_per_output_token, f"tiers.{tier.name}.sla.timePerOutputToken"
+                ),
             )
             for tier in view.tiers
         ),
@@ -148,13 +151,13 @@ def _unassigned(view: wire.View, percent: Mapping[str, int], field: str) -> int:
     return 100 - assigned
 
 
-def _retention(tier: wire.ViewTier) -> float | None:
-    if tier.retention is None:
+def _seconds(duration: str | None, path: str) -> float | None:
+    if duration is None:
         return None
     try:
-        return durations.seconds(tier.retention)
+        return durations.seconds(duration)
     except durations.DurationError as error:
-        raise wire.WireError(f"tiers.{tier.name}.retention", str(error)) from None
+        raise wire.WireError(path, str(error)) from None
 
 
 # -- words of the ledger ----------------------------------------------------------------------------------------------

@@ -134,6 +134,8 @@ class PagedAttention:
         return out.flatten(1, 2)
 
     def _decode(self, layer: int, bucket: DecodeBucket, q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        if len(q) == 1:
+            return self._together(layer, bucket.slots, q, scale)
         stored = self._store.gather(layer, bucket.slots)
         pairs = stored.view(len(q), bucket.longest, *stored.shape[1:])
         return self._kernel(q, *_heads_first(pairs), mask=bucket.mask, scale=scale)
@@ -152,25 +154,27 @@ class PagedAttention:
     def _round(self, layer: int, segments: Sequence[Segment], q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
         """What the segments' rows, and those between them, attend to in this round; nothing weighs nothing."""
         if len(segments) == 1:
-            return self._segment(layer, segments[0], q, scale)
+            return self._together(layer, segments[0].part, q[segments[0].first : segments[0].last], scale)
         first, last = segments[0].first, segments[-1].last
         out = q.new_zeros((last - first, *q.shape[1:]))
         lse = q.new_full(out.shape[:-1], float("-inf"), dtype=torch.float32)
         for segment in segments:
             rows = slice(segment.first - first, segment.last - first)
-            out[rows], lse[rows] = self._segment(layer, segment, q, scale)
+            other = self._together(layer, segment.part, q[segment.first : segment.last], scale)
+            out[rows], lse[rows] = other
         return out, lse
 
-    def _segment(self, layer: int, segment: Segment, q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        """All rows of the segment as one block of queries, so that its keys are read once for each of their heads."""
-        rows = q[segment.first : segment.last].transpose(0, 1)  # [kv_heads, rows, group, head_dim]
+    def _together(self, layer: int, part: Run | Tensor, q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        """All rows of `q` as one block of queries, so that the part's keys are read once for each of their heads."""
+        rows = q.transpose(0, 1)  # [kv_heads, rows, group, head_dim]
         queries = rows.flatten(1, 2)[None]
-        part = segment.part
-        pairs = self._store.read(layer, part) if isinstance(part, Run) else self._store.gather(layer, part)
-        splits = self._splits(len(pairs))
-        split = pairs.view(splits, -1, *pairs.shape[1:])
-        out, lse = self._kernel(queries.expand(splits, -1, -1, -1), *_heads_first(split), scale=scale)
-        if splits > 1:
+        found: list[tuple[Tensor, Tensor]] = []
+        for pairs in self._store.pieces(layer, part):
+            splits = self._splits(len(pairs))
+            split = pairs.view(splits, -1, *pairs.shape[1:])
+            found.append(self._kernel(queries.expand(splits, -1, -1, -1), *_heads_first(split), scale=scale))
+        out, lse = found[0] if len(found) == 1 else (torch.cat(column) for column in zip(*found, strict=True))
+        if len(out) > 1:
             out = (out * torch.softmax(lse, 0)[..., None].to(out.dtype)).sum(0, keepdim=True)
             lse = torch.logsumexp(lse, 0, keepdim=True)
         return out[0].reshape(rows.shape).transpose(0, 1), lse[0].reshape(rows.shape[:-1]).transpose(0, 1)

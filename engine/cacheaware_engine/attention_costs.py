@@ -2,8 +2,7 @@
 
 Gathering copies every sequence's context and reads the copy. A call of its own reads a stretch in place, once for all
 who share it, and costs a call and a merge more. Where the one overtakes the other differs by a factor of ten between
-machines, so it is measured when an engine starts. Measuring takes a fraction of a second; it is not kept on disk,
-where one bad moment would last.
+machines, so it is measured when an engine starts for the first time on a device.
 """
 
 from __future__ import annotations

@@ -75,6 +75,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """What of the text so far may be given out; after a match nothing more is."""
+        if not self._stops:
+            return text
         if self.matched is not None:
             return ""
         self._held += text

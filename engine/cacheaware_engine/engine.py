@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -17,31 +18,24 @@ import torch
 
 from cacheaware_api import wire
 
-from .blocks import PUBLIC, BlockKey, BlockPool, NeverFits, UnknownTier, block_keys
+from .blocks import PUBLIC, BlockKey, BlockPool, NeverFits, UnknownTier, block_keys, root_of
 from .blocks import Request as BlockRequest
+from .chunk_budget import ChunkBudget
 from .detokenizer import Decode, StopStrings, TextStream
 from .errors import BadRequest
-from .logprobs import logprobs
 from .logs import values
 from .metrics import Metrics
-from .requests import (
-    Delta,
-    Finish,
-    Generation,
-    RequestId,
-    Submission,
-    TokenLogprob,
-    TokenReport,
-    request_ids,
-)
+from .requests import Delta, Finish, Generation, RequestId, Submission, request_ids
 from .runner import SequenceWork, StepOutput
 from .sampler import SamplingParams, SequenceSampler, sample
 from .scheduler import Scheduler, Step
 from .sequences import RequestState, SequenceState, Sink
 from .step_reports import StepTotals, query_context
+from .token_reports import TokenReports
 
 log = logging.getLogger(__name__)
 
+LEAST_CHUNK = 16  # prompt tokens of a step in which decodes should have had all the time: prompts go on
 LAYOUT_EVERY_S = 1.0  # how blocks lie is for metrics, and costs a look at each table
 
 _Delivery = tuple[RequestState, list[Delta], Exception | None]
@@ -53,6 +47,8 @@ class Runner(Protocol):
     num_blocks: int
     block_size: int
     bytes_per_token: int
+    kv_form: str
+    """In what form keys and values are stored: part of blocks' keys."""
 
     def forward(self, work: Sequence[SequenceWork]) -> StepOutput: ...
     def copy_block(self, source: int, target: int) -> None: ...
@@ -75,10 +71,15 @@ class Engine:
         self._runner = runner
         self._pool = pool
         self._decode = decode
+        self._reports = TokenReports(decode)
         self._eos = eos_token_ids
         self._metrics = metrics
         self._clock = clock
-        self._scheduler = Scheduler(pool, max_num_batched_tokens)
+        self._root = root_of(runner.kv_form)
+        self._scheduler = Scheduler(pool, max_num_batched_tokens, self._root)
+        self._chunks = ChunkBudget(least=LEAST_CHUNK, most=max_num_batched_tokens)
+        self._promised: dict[str, float] = {}  # seconds between tokens, by tier
+        self._kv_bytes = 0  # that the last step read
         self._internal_ids = request_ids()
         self._prewarming: set[RequestId] = set()
         self.totals = StepTotals()
@@ -111,7 +112,12 @@ class Engine:
                 submission.prompt,
                 TextStream(self._decode, submission.prompt),
                 StopStrings(generation.stop),
-                SequenceSampler(generation.sampling, index, prompt=submission.prompt),
+                SequenceSampler(
+                    generation.sampling,
+                    index,
+                    prompt=submission.prompt,
+                    constraint=generation.constraint.copy() if generation.constraint is not None else None,
+                ),
             )
             for index in range(generation.n)
         ]
@@ -126,7 +132,7 @@ class Engine:
             max_blocks=-(-(length + generation.max_tokens - 1) // block_size),
             prompt_blocks=length // block_size,
             group=submission.group,
-            prompt_tokens=length,
+            prompt_tokens=length if generation.prompt_logprobs is None else 0,  # looks nothing up: neither hit nor miss
         )
         state = RequestState(submission, blocks, sequences, outbox, self._clock())
         try:
@@ -153,6 +159,9 @@ class Engine:
 
     def set_quotas(self, quotas: wire.Quotas) -> wire.Ledger:
         self._pool.set_quotas(quotas)
+        self._promised = {
+            tier.name: tier.time_per_output_token_s for tier in quotas.tiers if tier.time_per_output_token_s is not None
+        }
         return self._pool.ledger()
 
     def set_hints(self, hints: wire.Hints) -> Mapping[str, int]:
@@ -162,7 +171,9 @@ class Engine:
     def set_public(self, prefixes: Mapping[str, Sequence[int]]) -> wire.Ledger:
         """Make these token prefixes public and compute what of them is not resident yet, in the steps to come."""
         block_size = self._pool.block_size
-        keys: dict[str, list[BlockKey]] = {name: block_keys(tokens, block_size) for name, tokens in prefixes.items()}
+        keys: dict[str, list[BlockKey]] = {
+            name: block_keys(tokens, block_size, root=self._root) for name, tokens in prefixes.items()
+        }
         self._pool.set_public(keys)
         self._scheduler.refresh_keys()
         for request_id in list(self._prewarming):
@@ -187,7 +198,7 @@ class Engine:
         `before_delivery` is called when accounts and totals are those after the step and no client has heard of it yet.
         """
         started = self._clock()
-        step = self._scheduler.schedule()
+        step = self._scheduler.schedule(self._prompt_tokens())
         deliveries = self._account(step)
         if step.work:
             deliveries += self._compute(step, started)
@@ -203,6 +214,14 @@ class Engine:
             self._deliver(state, deltas, error)
         return bool(step.work)
 
+    def _prompt_tokens(self) -> int | None:
+        """How much of prompts a step may compute so that those who decode get their next token as promised."""
+        if not self._promised:
+            return None
+        decoding = list(self._scheduler.decoding())
+        promised = [self._promised[tier] for state in decoding if (tier := state.submission.tier) in self._promised]
+        return self._chunks.tokens(min(promised, default=None), len(decoding), self._kv_bytes)
+
     def _read_layout(self) -> None:
         self._layout_read = self._clock()
         self.layout = self._pool.layout(self._scheduler.computed_tokens)
@@ -214,7 +233,7 @@ class Engine:
                     tokens=work.sequence.tokens[work.start : work.end],
                     start=work.start,
                     table=work.request.blocks.tables[work.sequence.index],
-                    sample=work.sample,
+                    sample=range(work.end - work.start) if work.request.reports_prompt else work.sample,
                 )
                 for work in step.work
             ]
@@ -223,13 +242,16 @@ class Engine:
             self._runner.copy_block(copy.source, copy.target)
         deliveries = self._sample(step, output)
         self._metrics.step(read=output.kv_bytes_read, unique=output.unique_kv_bytes, in_place=output.kv_bytes_in_place)
+        tokens, seconds = sum(work.end - work.start for work in step.work), self._clock() - started
+        self._chunks.learn(tokens, output.kv_bytes_read, seconds)
+        self._kv_bytes = output.kv_bytes_read
         self.totals = self.totals.plus(
-            tokens=sum(work.end - work.start for work in step.work),
+            tokens=tokens,
             query_context=sum(query_context(work.start, work.end) for work in step.work),
             kv_bytes_read=output.kv_bytes_read,
             unique_kv_bytes=output.unique_kv_bytes,
             groups=tuple(wire.StepGroup(group.members, group.tokens, cascade=True) for group in output.groups),
-            seconds=self._clock() - started,
+            seconds=seconds,
         )
         return deliveries
 
@@ -239,7 +261,7 @@ class Engine:
             if state.outbox is not None:
                 cached = state.cached_tokens or 0
                 state.outbox.admitted(cached)
-                self._metrics.admitted(len(state.submission.prompt), cached)
+                self._metrics.admitted(len(state.submission.prompt), state.blocks.prompt_tokens or 0, cached)
         self._metrics.preempted(len(step.preempted))
         deliveries: list[_Delivery] = []
         for state, why in step.refused:
@@ -254,10 +276,16 @@ class Engine:
         """One token for each sequence whose newest token was computed; a prompt's logits serve all its sequences."""
         rows: list[int] = []
         chosen: list[tuple[RequestState, SequenceState]] = []
-        for row, work in enumerate(work for work in step.work if work.sample):
-            sequences = work.request.sequences if work.sequence.generated == 0 else [work.sequence]
-            rows.extend(row for _ in sequences)
-            chosen.extend((work.request, sequence) for sequence in sequences)
+        row = 0
+        for work in step.work:
+            if work.request.reports_prompt:
+                self._reports.add_of_prompt(work, output.logits[row : row + work.end - work.start])
+                row += work.end - work.start - work.sample
+            if work.sample:
+                sequences = work.request.sequences if work.sequence.generated == 0 else [work.sequence]
+                rows.extend(row for _ in sequences)
+                chosen.extend((work.request, sequence) for sequence in sequences)
+                row += 1
         if not chosen:
             return []
         logits = output.logits if len(rows) == len(output.logits) else output.logits[torch.tensor(rows)]
@@ -268,48 +296,37 @@ class Engine:
         }
         banned = {row: tokens for row, tokens in banned.items() if tokens}
         tokens = sample(logits, [sequence.sampler for _, sequence in chosen], banned)
-        reports = self._reports(logits, chosen, tokens)
+        reports = self._reports.of_generated(logits, [sequence for _, sequence in chosen], tokens)
         now = self._clock()
-        deltas: dict[RequestId, list[Delta]] = {}
+        self._count_tokens(chosen, now)
+        deliveries: dict[RequestId, _Delivery] = {}
         for row, ((state, sequence), token) in enumerate(zip(chosen, tokens, strict=True)):
+            first = sequence.generated == 0
             delta = self._accept(state, sequence, token, now)
+            if first and state.submission.generation.prompt_logprobs is not None:
+                delta = replace(delta, prompt_reports=tuple(state.prompt_reports))
             if row in reports:
                 delta = replace(delta, reports=(reports[row],))
-            deltas.setdefault(state.submission.id, []).append(delta)
-        states = {state.submission.id: state for state, _ in chosen}
-        return [(states[request_id], deltas[request_id], None) for request_id in deltas]
+            if (delivery := deliveries.get(state.submission.id)) is None:
+                deliveries[state.submission.id] = (state, [delta], None)
+            else:
+                delivery[1].append(delta)
+        return list(deliveries.values())
 
-    def _reports(
-        self, logits: torch.Tensor, chosen: Sequence[tuple[RequestState, SequenceState]], tokens: Sequence[int]
-    ) -> dict[int, TokenReport]:
-        """Log-probabilities by row, of those who ask for them."""
-        asked = {
-            row: most
-            for row, (_, sequence) in enumerate(chosen)
-            if (most := sequence.sampler.params.logprobs) is not None
-        }
-        if not asked:
-            return {}
-        found = logprobs(logits[list(asked)], [tokens[row] for row in asked], list(asked.values()))
-
-        def named(token: int, logprob: float) -> TokenLogprob:
-            return TokenLogprob(token, self._decode((token,)), logprob)
-
-        return {
-            row: TokenReport(named(one.token, one.logprob), tuple(named(*likely) for likely in one.likeliest))
-            for row, one in zip(asked, found, strict=True)
-        }
+    def _count_tokens(self, chosen: Sequence[tuple[RequestState, SequenceState]], now: float) -> None:
+        """Tokens that came now, into the metrics, but for the engine's own requests."""
+        own = [(state, sequence) for state, sequence in chosen if state.outbox is not None]
+        self._metrics.generated(len(own))
+        for state in {id(state): state for state, _ in own if state.first_token is None}.values():
+            self._metrics.first_token(now - state.arrived)
+        waited = Counter(now - sequence.last_token for _, sequence in own if sequence.last_token is not None)
+        for seconds, sequences in waited.items():
+            self._metrics.next_tokens(seconds, sequences)
 
     def _accept(self, state: RequestState, sequence: SequenceState, token: int, now: float) -> Delta:
         """The sequence has one more token; it may be its last."""
         generation = state.submission.generation
         sequence.tokens.append(token)
-        if state.outbox is not None:
-            self._metrics.generated(1)
-            if state.first_token is None:
-                self._metrics.first_token(now - state.arrived)
-            elif sequence.last_token is not None:
-                self._metrics.next_token(now - sequence.last_token)
         state.first_token = now if state.first_token is None else state.first_token
         sequence.last_token = now
         text = ""

@@ -28,6 +28,7 @@ from .sampling_params import SamplingParams
 from .service import Service
 from .settings import DType
 from .startup import LoadedEngine
+from .structured_output import load_grammars
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -189,8 +190,9 @@ async def served(
     """Serve an engine on a port that the system picks, as model "tiny"."""
     service = Service("tiny", "file:///tiny", stepped.metrics)
     deaths: list[BaseException] = []
-    limits = Limits(stepped.runner.vocab_size, stepped.pool.max_sequences)
-    loaded = LoadedEngine(stepped.engine, stepped.tokenizer, limits, max_model_len)
+    grammars = load_grammars(stepped.model.tokenizer, stepped.runner.vocab_size, stepped.model.eos_token_ids)
+    limits = Limits(stepped.runner.vocab_size, stepped.pool.max_sequences, structured_output=grammars is not None)
+    loaded = LoadedEngine(stepped.engine, stepped.tokenizer, limits, max_model_len, grammars)
     connector = aiohttp.UnixConnector(str(kv_socket))
     apps = create_app(service, max_body_bytes), create_kv_app(service)
     async with (

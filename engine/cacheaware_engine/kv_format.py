@@ -25,6 +25,11 @@ class KvFormat:
     largest: float | None = None  # of the storage dtype; None: stored as computed
 
     @property
+    def name(self) -> str:
+        """Under which blocks are kept."""
+        return str(self.storage).removeprefix("torch.")
+
+    @property
     def quantised(self) -> bool:
         return self.largest is not None
 

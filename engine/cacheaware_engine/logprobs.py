@@ -16,6 +16,7 @@ class Chosen:
     token: int
     logprob: float
     likeliest: tuple[tuple[int, float], ...]
+    rank: int  # among all tokens; 1 is the likeliest
 
 
 @torch.inference_mode()
@@ -23,10 +24,12 @@ def logprobs(logits: Tensor, tokens: Sequence[int], most: Sequence[int]) -> list
     """For each row the chosen token's, and as many of the likeliest as it asks for. logits: [rows, vocab] fp32"""
     sums = torch.logsumexp(logits, -1)
     values, indices = logits.topk(max(1, min(logits.shape[-1], max(most, default=0))))
-    own = (logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0] - sums).tolist()
+    chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
+    own = (chosen[:, 0] - sums).tolist()
+    ranks = ((logits > chosen).sum(-1) + 1).tolist()
     likely = (values - sums[:, None]).tolist()
     names = indices.tolist()
     return [
-        Chosen(token, own[row], tuple(zip(names[row][:count], likely[row][:count], strict=True)))
+        Chosen(token, own[row], tuple(zip(names[row][:count], likely[row][:count], strict=True)), ranks[row])
         for row, (token, count) in enumerate(zip(tokens, most, strict=True))
     ]

@@ -6,10 +6,12 @@ label beside an enum is the model's name.
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
@@ -66,9 +68,9 @@ class Metrics:
         """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
-    def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:
+    def admitted(self, prompt_tokens: int, looked_up: int, cached_tokens: int) -> None:
         """A request runs for the first time; one that waited through many steps still counts once."""
-        self._queries.inc(prompt_tokens)
+        self._queries.inc(looked_up)
         self._hits.inc(cached_tokens)
         self._prompt.inc(prompt_tokens)
 
@@ -84,8 +86,9 @@ class Metrics:
     def first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
 
-    def next_token(self, seconds: float) -> None:
-        self._next_token.observe(seconds)
+    def next_tokens(self, seconds: float, sequences: int) -> None:
+        """So many sequences got a token, so long after their last: those of a step mostly waited the same time."""
+        self._next_token.observe(seconds, sequences)
 
     def generated(self, tokens: int) -> None:
         self._generation.inc(tokens)
@@ -99,8 +102,33 @@ class Metrics:
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, ["model_name"], registry=self.registry).labels(**self._model)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry).labels(**self._model)
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> _Histogram:
+        histogram = _Histogram(name, text, self._model["model_name"], bounds)
+        self.registry.register(histogram)
+        return histogram
+
+
+class _Histogram(Collector):
+    """Takes many equal observations at once: the client library's own takes them one by one, tens of them a step."""
+
+    def __init__(self, name: str, text: str, model_name: str, bounds: tuple[float, ...]) -> None:
+        self._name, self._text, self._model_name, self._bounds = name, text, model_name, bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def describe(self) -> Iterator[Metric]:
+        yield HistogramMetricFamily(self._name, self._text, labels=["model_name"])
+
+    def collect(self) -> Iterator[Metric]:
+        bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        family = HistogramMetricFamily(self._name, self._text, labels=["model_name"])
+        sums = itertools.accumulate(list(self._counts))  # copied: the step loop goes on counting
+        family.add_metric([self._model_name], list(zip(bounds, sums, strict=True)), self._sum)
+        yield family
 
 
 class _LedgerGauges(Collector):

@@ -14,6 +14,7 @@ from typing import Any
 
 from .errors import BadRequest
 from .fields import Fields, encodable, refuse
+from .response_format import schema_of
 from .sampling_params import MAX_LOGPROBS, SamplingParams
 
 MAX_SEQUENCES = 128
@@ -29,12 +30,10 @@ ROLES = ("system", "developer", "user", "assistant")
 
 # Values that ask for nothing beyond what this engine does; any other value of these fields is refused.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "prompt_logprobs": (),
     "tools": ([],),
     "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
@@ -57,6 +56,8 @@ class Limits:
 
     vocab_size: int
     max_sequences: int
+    structured_output: bool = False
+    """Whether texts can be held to a schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,10 @@ class Wanted:
     stream: bool
     include_usage: bool
     placement: Placement
+    schema: str | None = None
+    """The JSON schema, as JSON, that texts must follow."""
+    prompt_logprobs: int | None = None
+    """Tell how likely each token of the prompt was, and so many of the likeliest; None: do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +282,16 @@ def _wanted(fields: Fields, limits: Limits, default_max_tokens: int | None, logp
         stream=stream,
         include_usage=Fields(options, "stream_options.").boolean("include_usage", False) if options else False,
         placement=_placement(fields),
+        schema=schema_of(fields, supported=limits.structured_output),
+        prompt_logprobs=_prompt_logprobs(fields, stream),
     )
+
+
+def _prompt_logprobs(fields: Fields, stream: bool) -> int | None:
+    most = fields.optional_integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    if most is not None and stream:
+        raise BadRequest("prompt_logprobs cannot be given with stream: true", param="prompt_logprobs")
+    return most
 
 
 def _chat_logprobs(fields: Fields) -> int | None:

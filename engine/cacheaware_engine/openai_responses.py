@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .errors import RequestError
-from .requests import Delta, TokenLogprob, Usage
+from .requests import Delta, TokenLogprob, TokenReport, Usage
 
 DONE = b"data: [DONE]\n\n"
 
@@ -25,6 +25,9 @@ class Shape(Protocol):
     chunk_object: str
 
     def choice(self, delta: Delta) -> dict[str, Any]: ...
+    def of_prompt(self, delta: Delta) -> dict[str, Any]:
+        """What a body says of its prompt beside the choices."""
+
     def opening(self, index: int) -> list[dict[str, Any]]:
         """Choices of a stream's first chunk, before any text."""
 
@@ -44,6 +47,9 @@ class ChatShape:
             **_end(delta),
         }
 
+    def of_prompt(self, delta: Delta) -> dict[str, Any]:
+        return _prompt_logprobs(delta)
+
     def opening(self, index: int) -> list[dict[str, Any]]:
         return [_chat_chunk(index, {"role": "assistant", "content": ""})]
 
@@ -61,7 +67,16 @@ class CompletionShape:
     chunk_object = "text_completion"
 
     def choice(self, delta: Delta) -> dict[str, Any]:
-        return {"index": delta.index, "text": delta.text, "logprobs": _completion_logprobs(delta), **_end(delta)}
+        return {
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": _completion_logprobs(delta),
+            **_end(delta),
+            **_prompt_logprobs(delta),
+        }
+
+    def of_prompt(self, delta: Delta) -> dict[str, Any]:
+        return {}  # several prompts may be in one call: each choice tells of its own
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         return []
@@ -89,6 +104,7 @@ class Envelope:
             "model": self.model,
             "choices": [self.shape.choice(delta) for delta in sorted(choices, key=lambda delta: delta.index)],
             "usage": usage_json(usage),
+            **self.shape.of_prompt(choices[0]),
         }
 
     def opening(self, choices: int) -> bytes:
@@ -166,6 +182,18 @@ def _completion_logprobs(delta: Delta) -> dict[str, Any] | None:
         ],
         "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=0)),
     }
+
+
+def _prompt_logprobs(delta: Delta) -> dict[str, Any]:
+    """In vLLM's shape: a list with an object by token ids for each token, null for the first."""
+    if not delta.prompt_reports:
+        return {}
+    return {"prompt_logprobs": [None if report is None else _ranked(report) for report in delta.prompt_reports]}
+
+
+def _ranked(report: TokenReport) -> dict[str, Any]:
+    ranked = [*((rank, likely) for rank, likely in enumerate(report.likeliest, 1)), (report.rank, report.chosen)]
+    return {str(one.token): {"logprob": one.logprob, "rank": rank, "decoded_token": one.text} for rank, one in ranked}
 
 
 def _end(delta: Delta) -> dict[str, Any]:

@@ -78,4 +78,5 @@ def merged(earlier: Delta, later: Delta) -> Delta:
         text=earlier.text + later.text,
         tokens=earlier.tokens + later.tokens,
         reports=earlier.reports + later.reports,
+        prompt_reports=earlier.prompt_reports + later.prompt_reports,
     )

@@ -60,7 +60,10 @@ def attach(service: Service, loaded: LoadedEngine, on_death: Callable[[BaseExcep
     engine = EngineThread(loaded.engine, on_death)
     engine.start()
     service.metrics.follow(lambda: engine.ledger, lambda: engine.layout)
-    service.loaded(ReadyModel(loaded.tokenizer, engine, loaded.limits, loaded.max_model_len, created=int(time.time())))
+    now = int(time.time())
+    service.loaded(
+        ReadyModel(loaded.tokenizer, engine, loaded.limits, loaded.max_model_len, created=now, grammars=loaded.grammars)
+    )
     return engine
 
 

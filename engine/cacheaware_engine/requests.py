@@ -10,9 +10,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
 
 from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .structured_output import Constraint
 
 RequestId = NewType("RequestId", str)
 
@@ -36,6 +39,10 @@ class Generation:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     n: int = 1
+    constraint: Constraint | None = None
+    """What its texts must follow; every sequence follows a copy."""
+    prompt_logprobs: int | None = None
+    """Tell how likely each token of the prompt was, and so many of the likeliest: nothing of it is taken from cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +75,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenReport:
-    """What is told of one generated token where log-probabilities are asked for."""
+    """What is told of one token where log-probabilities are asked for."""
 
     chosen: TokenLogprob
     likeliest: tuple[TokenLogprob, ...]
+    rank: int | None = None
+    """Of the token among all, 1 the likeliest: of a prompt's tokens alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,8 @@ class Delta:
     """The stop string or stop token that ended it, where that was not the model's own end."""
     reports: tuple[TokenReport, ...] = ()
     """Of each of `tokens`, if log-probabilities are asked for."""
+    prompt_reports: tuple[TokenReport | None, ...] = ()
+    """Of each token of the prompt, once, if they are asked for. Nothing can be said of the first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from cacheaware_engine.attention import PagedAttention, kernel_for
 from cacheaware_engine.attention_costs import AttentionCosts
+from cacheaware_engine.cost_cache import CostCache, Measured, device_name
 from cacheaware_engine.cost_probe import measured_costs
 from cacheaware_engine.kv_format import kv_format
 from cacheaware_engine.kv_store import KvStore
 from cacheaware_engine.network import Network
 from cacheaware_engine.settings import KvDtype
-from cacheaware_engine.step_plan import SequenceWork, Shared, plan_step
+from cacheaware_engine.step_plan import SequenceWork, Shared
+from cacheaware_engine.step_planner import StepPlanner
 
 __all__ = ["ModelRunner", "SequenceWork", "StepOutput"]
 
@@ -45,8 +47,9 @@ class ModelRunner:
         *,
         kv_dtype: KvDtype = KvDtype.AUTO,
         costs: AttentionCosts | None = None,
+        cost_cache: CostCache | None = None,
     ) -> None:
-        """`costs` decide which reads are shared; None: they are measured now."""
+        """`costs` decide which reads are shared; None: those in the cache, or else they are measured now."""
         self._model = model
         self._device = torch.device(device)
         self._kernel = kernel_for(self._device)
@@ -63,16 +66,18 @@ class ModelRunner:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.bytes_per_token = self._store.bytes_per_token
+        self.kv_form = self._store.format.name
         self.vocab_size = model.vocab_size
         if costs is None:
-            costs = measured_costs(self._store, self._kernel, model.shape.heads)
+            costs = self._costs(model, cost_cache)
         self.costs = costs
+        self._planner = StepPlanner(self._store, model.dtype, costs, self._windows)
 
     @torch.inference_mode()
     def forward(self, work: Sequence[SequenceWork]) -> StepOutput:
         """Compute one step: any mix of decodes and prefill chunks, in any order."""
         assert work, "a step needs work"
-        plan = plan_step(work, self._store, self._model.dtype, self.costs, frozenset(self._windows))
+        plan = self._planner.plan(work)
         attend = PagedAttention(plan, self._store, self._kernel, self._windows, self._tasks)
         logits = self._model.forward(plan.tokens, plan.positions, attend, plan.sampled)
         layer_bytes = self.bytes_per_token // len(self._windows)
@@ -89,6 +94,27 @@ class ModelRunner:
     def copy_block(self, source: int, target: int) -> None:
         """Give block `target` the keys and values of `source`: the partly filled tail of sequences that part ways."""
         self._store.copy_block(source, target)
+
+    def _costs(self, model: Network, cache: CostCache | None) -> AttentionCosts:
+        def measure() -> AttentionCosts:
+            return measured_costs(self._store, self._kernel, model.shape.heads)
+
+        if cache is None:
+            return measure()
+        form = self._store.format
+        return cache.costs(
+            Measured(
+                device=device_name(self._device),
+                threads=self._tasks,
+                layers=len(self._windows),
+                heads=model.shape.heads,
+                kv_heads=model.shape.kv_heads,
+                head_dim=model.shape.head_dim,
+                compute=str(form.compute),
+                storage=form.name,
+            ),
+            measure,
+        )
 
     @property
     def _tasks(self) -> int:

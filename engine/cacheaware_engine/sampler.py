@@ -16,6 +16,7 @@ from torch import Tensor
 from cacheaware_engine.errors import BrokenLogits
 from cacheaware_engine.penalties import Penalties
 from cacheaware_engine.sampling_params import SamplingParams
+from cacheaware_engine.structured_output import Constraint
 
 __all__ = ["SamplingParams", "SequenceSampler", "sample"]
 
@@ -27,7 +28,7 @@ _CANDIDATES: Final = 1024
 class SequenceSampler:
     """Sampling state of one sequence. Kept while the sequence is preempted, so that a seeded text goes on."""
 
-    __slots__ = ("_random", "params", "penalties")
+    __slots__ = ("_random", "constraint", "params", "penalties")
 
     def __init__(
         self,
@@ -35,9 +36,11 @@ class SequenceSampler:
         sequence: int = 0,
         entropy: random.Random | None = None,
         prompt: Sequence[int] = (),
+        constraint: Constraint | None = None,
     ) -> None:
         """`sequence` tells the sequences of one request apart; `entropy` seeds those without a seed."""
         self.params = params
+        self.constraint = constraint
         self.penalties = Penalties(params, prompt) if params.penalises else None
         if params.seed is not None:
             self._random = random.Random(f"{params.seed}/{sequence}")
@@ -62,11 +65,16 @@ def sample(
     broken = broken_rows(logits)
     if broken:
         raise BrokenLogits(broken)
-    penalised = [(row, penalties) for row, one in enumerate(sequences) if (penalties := one.penalties) is not None]
-    if banned or penalised:
+    changed = [
+        (row, change)
+        for row, one in enumerate(sequences)
+        for change in (one.penalties, one.constraint)
+        if change is not None
+    ]
+    if banned or changed:
         logits = logits.clone()
-        for row, penalties in penalised:
-            penalties.apply_(logits[row])
+        for row, change in changed:
+            change.apply_(logits[row])
         for row, tokens in (banned or {}).items():
             logits[row, list(tokens)] = float("-inf")
     chosen: list[int] = logits.argmax(-1).tolist()
@@ -77,8 +85,8 @@ def sample(
         uniform = torch.tensor([sequences[row].draw() for row in drawn], dtype=torch.float64)
         for row, token in zip(drawn, _inverse(probabilities, uniform.to(logits.device)), strict=True):
             chosen[row] = token
-    for row, penalties in penalised:
-        penalties.said(chosen[row])
+    for row, change in changed:
+        change.said(chosen[row])
     return chosen
 
 

@@ -11,8 +11,9 @@ cached of them is hit when it is admitted again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .blocks import ROOT, Admitted, BlockId, BlockKey, BlockPool, Ended, Grown, Stage, Yielded, next_key
 from .blocks import Request as BlockRequest
@@ -21,10 +22,10 @@ from .sequences import RequestState, SequenceState
 
 OFFERED_OF_A_TIER = 16
 OFFERED_OTHERS = 32
+REPORTED_CHUNK = 64  # tokens of a prompt in a step that are to be told of: each has logits over the whole vocabulary
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """A run of one sequence's tokens to compute; `sample` says that the run ends at its newest token."""
 
     request: RequestState
@@ -60,8 +61,10 @@ class Step:
 class Scheduler:
     """All live requests of an engine. One caller at a time."""
 
-    def __init__(self, pool: BlockPool, max_num_batched_tokens: int) -> None:
+    def __init__(self, pool: BlockPool, max_num_batched_tokens: int, root: BlockKey = ROOT) -> None:
+        """`root` is where keys begin: that of the form in which keys and values are stored."""
         self._pool = pool
+        self._root = root
         self._block_size = pool.block_size
         self._max_num_batched_tokens = max_num_batched_tokens
         self._turn = 0  # where in a long queue the next step goes on offering
@@ -110,16 +113,26 @@ class Scheduler:
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> Step:
+    def decoding(self) -> Iterator[RequestState]:
+        """What runs and has said something: those who wait for the next token."""
+        return (state for state in self._running() if state.first_token is not None)
+
+    def schedule(self, prompt_tokens: int | None = None) -> Step:
+        """The next step's work, with at most so many tokens of prompts; None: as many as a step has room for."""
         step = Step()
         self._grow(step)
         self._admit(step)
         budget = self._max_num_batched_tokens
         ready = self._ready_work()
         # Decodes first: a prompt that arrives must not hold up the texts that people are reading.
-        for item in sorted(ready, key=lambda item: item.sequence.uncomputed > 1):
-            if (tokens := min(item.sequence.uncomputed, budget)) > 0:
-                step.work.append(Work(item.request, item.sequence, item.start, item.start + tokens))
+        step.work = [item for item in ready if item.end - item.start == 1][:budget]
+        budget -= len(step.work)
+        if prompt_tokens is not None:
+            budget = min(budget, prompt_tokens)
+        for item in ready:
+            if item.end - item.start > 1 and budget > 0:
+                tokens = min(item.end - item.start, budget, REPORTED_CHUNK if item.request.reports_prompt else budget)
+                step.work.append(item._replace(end=item.start + tokens))
                 budget -= tokens
         return step
 
@@ -131,7 +144,8 @@ class Scheduler:
         copies: list[Copy] = []
         for work in step.work:
             work.sequence.computed = work.end
-            self._fill(work)
+            if work.end // self._block_size > work.start // self._block_size:
+                self._fill(work)
             if not work.request.forked and work.sample:
                 copies.extend(self._fork(work.request, work.sequence))
         return copies
@@ -155,8 +169,10 @@ class Scheduler:
 
     def _admit(self, step: Step) -> None:
         """Offer what waits, oldest first, as long as the step has room to compute something of it."""
+        if not (waiting := self._pool.waiting):
+            return
         room = self._room()
-        for request in self._offered(self._pool.waiting):
+        for request in self._offered(waiting):
             if room <= 0:
                 return
             if self._offer(request, step, idle=False):
@@ -228,12 +244,18 @@ class Scheduler:
         return state.blocks.stage is Stage.RUNNING
 
     def _lacks_block(self, state: RequestState, sequence: SequenceState) -> bool:
-        if sequence.uncomputed != 1 or not (state.forked or sequence is state.sequences[0]):
-            return False  # tables of admitted requests cover all that they were admitted with
-        return len(state.blocks.tables[sequence.index]) * self._block_size < len(sequence.tokens)
+        length = len(sequence.tokens)
+        if length % self._block_size != 1 % self._block_size or length - sequence.computed != 1:
+            return False  # the newest token begins no block, or is not alone: tables cover all they were admitted with
+        if not (state.forked or sequence is state.sequences[0]):
+            return False
+        return len(state.blocks.tables[sequence.index]) * self._block_size < length
 
     def _ready(self, state: RequestState) -> list[Work]:
         """The unfinished sequences that can compute something: one that leads, and others once what they share is."""
+        if len(state.sequences) == 1:
+            (sequence,) = state.sequences
+            return [Work(state, sequence, sequence.computed, len(sequence.tokens))]
         unfinished = [sequence for sequence in state.sequences if sequence.finish is None]
         leader = unfinished[0]
         shared = state.blocks.prompt_blocks * self._block_size
@@ -255,8 +277,8 @@ class Scheduler:
         work: list[Work] = []
         coming: set[BlockKey] = set()  # what prompts ahead of this one will fill
         for state in self._running():
-            leader = next(sequence for sequence in state.sequences if sequence.finish is None)
-            if leader.uncomputed > 1:
+            leader = state.leader
+            if leader.uncomputed > 1 and not state.reports_prompt:
                 self._take_over(state, leader)
                 keys = leader.keys[leader.computed // self._block_size :]
                 if keys and keys[0] in coming and leader.computed % self._block_size == 0:
@@ -278,7 +300,7 @@ class Scheduler:
 
     def _room(self) -> int:
         """Tokens that the step has left after what runs."""
-        return self._max_num_batched_tokens - sum(item.sequence.uncomputed for item in self._ready_work())
+        return self._max_num_batched_tokens - sum(item.end - item.start for item in self._ready_work())
 
     # -- blocks of a sequence -----------------------------------------------------------------------------------------
 
@@ -289,15 +311,16 @@ class Scheduler:
                 continue  # given back already; the pool leaves it out
             length = len(sequence.tokens)
             hittable = (length - 1) // self._block_size  # at least one token is computed, to have logits
-            state.blocks.keys[sequence.index] = self._keys(state, sequence, hittable)[:hittable]
+            keys = self._keys(state, sequence, hittable)[:hittable]
+            state.blocks.keys[sequence.index] = [] if state.reports_prompt else keys
             state.blocks.blocks[sequence.index] = -(-length // self._block_size)
 
     def _keys(self, state: RequestState, sequence: SequenceState, blocks: int) -> list[BlockKey]:
         """The sequence's keys, at least of its first `blocks` blocks."""
         while (done := len(sequence.keys)) < blocks:
             tokens = sequence.tokens[done * self._block_size : (done + 1) * self._block_size]
-            parent = sequence.keys[-1] if sequence.keys else ROOT
-            sequence.keys.append(next_key(parent, tokens, state.submission.salt, self._pool.public_keys))
+            parent = sequence.keys[-1] if sequence.keys else self._root
+            sequence.keys.append(next_key(parent, tokens, state.submission.salt, self._pool.public_keys, self._root))
         return sequence.keys
 
     def _fill(self, work: Work) -> None:

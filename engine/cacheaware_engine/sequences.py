@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from .blocks import BlockKey
 from .blocks import Request as BlockRequest
 from .detokenizer import StopStrings, TextStream
-from .requests import Delta, Finish, Submission
+from .requests import Delta, Finish, Submission, TokenReport
 
 if TYPE_CHECKING:
     from .sampler import SequenceSampler
@@ -82,6 +82,7 @@ class RequestState:
         "forked",
         "outbox",
         "preemptions",
+        "prompt_reports",
         "sequences",
         "submission",
     )
@@ -103,4 +104,17 @@ class RequestState:
         self.cached_tokens: int | None = None  # of the prompt, at first admission
         self.forked = len(sequences) == 1  # sequences after the first exist once the prompt is computed
         self.preemptions = 0
+        self.prompt_reports: list[TokenReport | None] = [None]  # of leading tokens of the prompt, if it is asked for
         self.closed = False  # its end was counted and told
+
+    @property
+    def reports_prompt(self) -> bool:
+        """Whether tokens of the prompt are still to be computed for what is told of them."""
+        asked = self.submission.generation.prompt_logprobs is not None
+        return asked and len(self.prompt_reports) < len(self.submission.prompt)
+
+    @property
+    def leader(self) -> SequenceState:
+        """The first of its sequences that has not ended; the request must be live."""
+        first = self.sequences[0]
+        return first if first.finish is None else next(one for one in self.sequences if one.finish is None)

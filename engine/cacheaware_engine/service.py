@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from .chat import Tokenizer
 from .engine_thread import EngineThread
@@ -20,7 +21,13 @@ from .metrics import Metrics
 from .openai_requests import ChatRequest, CompletionRequest, Limits, Prompt, Wanted
 from .requests import Generation, Submission, request_ids
 
+if TYPE_CHECKING:
+    from .structured_output import Constraint, Grammars
+
 log = logging.getLogger(__name__)
+
+MAX_REPORTED_PROMPT = 4096
+"""Tokens of a prompt whose log-probabilities are told: it is computed in small chunks, past the cache."""
 
 DEFAULT_TIER = "default"
 """Whom a request without a tier is charged to. No tier of a pool can have this name, so quotas refuse such requests."""
@@ -43,6 +50,7 @@ class ReadyModel:
     max_model_len: int
     created: int
     """When it was loaded, in seconds since the epoch."""
+    grammars: Grammars | None = None
 
 
 class Service:
@@ -114,15 +122,17 @@ class Service:
         model = self.ready()
         self.require_model(request.wanted.model)
         prompt = await asyncio.to_thread(model.tokenizer.chat, request.messages)
-        return [self._submission(request.wanted, prompt, "messages", label, first_index=0)]
+        constraint = await _constraint(model, request.wanted)
+        return [self._submission(request.wanted, prompt, "messages", label, 0, constraint)]
 
     async def completion(self, request: CompletionRequest, label: str) -> list[Submission]:
         """Each prompt is a request of its own, in accounts and in queues."""
         model = self.ready()
         self.require_model(request.wanted.model)
         prompts = await asyncio.to_thread(_encode_all, model.tokenizer, request.prompts)
+        constraint = await _constraint(model, request.wanted)
         return [
-            self._submission(request.wanted, prompt, "prompt", label, first_index=number * request.wanted.n)
+            self._submission(request.wanted, prompt, "prompt", label, number * request.wanted.n, constraint)
             for number, prompt in enumerate(prompts)
         ]
 
@@ -135,9 +145,20 @@ class Service:
             )
 
     def _submission(
-        self, wanted: Wanted, prompt: Sequence[int], param: str, label: str, first_index: int
+        self,
+        wanted: Wanted,
+        prompt: Sequence[int],
+        param: str,
+        label: str,
+        first_index: int,
+        constraint: Constraint | None,
     ) -> Submission:
         max_tokens = most_tokens(wanted, len(prompt), self.ready().max_model_len, param)
+        if wanted.prompt_logprobs is not None and len(prompt) > MAX_REPORTED_PROMPT:
+            raise BadRequest(
+                f"prompt_logprobs: of prompts of at most {MAX_REPORTED_PROMPT} tokens, and this one has {len(prompt)}",
+                param="prompt_logprobs",
+            )
         return Submission(
             id=self._mint(),
             tier=wanted.placement.tier or DEFAULT_TIER,
@@ -150,6 +171,8 @@ class Service:
                 stop_token_ids=wanted.stop_token_ids,
                 ignore_eos=wanted.ignore_eos,
                 n=wanted.n,
+                constraint=constraint,
+                prompt_logprobs=wanted.prompt_logprobs,
             ),
             salt=wanted.placement.salt,
             priority=wanted.placement.priority,
@@ -182,6 +205,12 @@ def most_tokens(wanted: Wanted, prompt_tokens: int, max_model_len: int, param: s
             code="context_length_exceeded",
         )
     return asked
+
+
+async def _constraint(model: ReadyModel, wanted: Wanted) -> Constraint | None:
+    if wanted.schema is None or model.grammars is None:  # a schema is refused where there are no grammars
+        return None
+    return await asyncio.to_thread(model.grammars.constraint, wanted.schema)
 
 
 def _encode_all(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:

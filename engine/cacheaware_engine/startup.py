@@ -17,6 +17,7 @@ from .attention_costs import NEVER, SEPARATELY, AttentionCosts
 from .blocks import BlockPool
 from .chat import Tokenizer
 from .compute_dtype import torch_dtype
+from .cost_cache import CostCache
 from .engine import Engine
 from .errors import NotEnoughMemory
 from .kv_format import bytes_per_token, kv_format
@@ -27,6 +28,7 @@ from .model_config import DecoderConfig, read_config
 from .openai_requests import Limits
 from .runner import ModelRunner
 from .settings import Settings
+from .structured_output import Grammars, load_grammars
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class LoadedEngine:
     tokenizer: Tokenizer
     limits: Limits
     max_model_len: int
+    grammars: Grammars | None = None
 
 
 def load(settings: Settings, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> LoadedEngine:
@@ -61,6 +64,7 @@ def load(settings: Settings, metrics: Metrics, clock: Callable[[], float] = time
         settings.block_size,
         kv_dtype=settings.kv_cache_dtype,
         costs=None if settings.share_prefix_reads else SEPARATELY,
+        cost_cache=CostCache(model_source.default_cache_dir() / "attention-costs"),
     )
     pool = BlockPool(
         num_blocks, settings.block_size, settings.max_num_seqs, bytes_per_token=runner.bytes_per_token, clock=clock
@@ -94,7 +98,9 @@ def load(settings: Settings, metrics: Metrics, clock: Callable[[], float] = time
             "the KV cache holds fewer tokens than the context: requests that need more are refused",
             extra=values(cache_tokens=num_blocks * settings.block_size, max_model_len=max_model_len),
         )
-    return LoadedEngine(engine, tokenizer, Limits(runner.vocab_size, settings.max_num_seqs), max_model_len)
+    grammars = load_grammars(model.tokenizer, runner.vocab_size, model.eos_token_ids)
+    limits = Limits(runner.vocab_size, settings.max_num_seqs, structured_output=grammars is not None)
+    return LoadedEngine(engine, tokenizer, limits, max_model_len, grammars)
 
 
 def kv_bytes_per_token(settings: Settings, config: DecoderConfig, dtype: torch.dtype) -> int:

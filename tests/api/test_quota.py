@@ -156,7 +156,7 @@ def test_a_view_becomes_quotas() -> None:
         priority=100,
         weight=4,
         quota=wire.ViewQuota(50, 25, 20),
-        sla=wire.ViewSLA(),
+        sla=wire.ViewSLA(time_per_output_token="100ms"),
         effective_percent=60,
         retention="10m",
     )
@@ -165,7 +165,17 @@ def test_a_view_becomes_quotas() -> None:
         revision=wire.Revision("uid", 1),
         tiers=(
             wire.TierQuota("bronze", 0, 1, nominal=300, effective=200, limit=1000, lending=300),
-            wire.TierQuota("gold", 100, 4, nominal=499, effective=599, limit=749, lending=200, retention_s=600.0),
+            wire.TierQuota(
+                "gold",
+                100,
+                4,
+                nominal=499,
+                effective=599,
+                limit=749,
+                lending=200,
+                retention_s=600.0,
+                time_per_output_token_s=0.1,
+            ),
         ),
         public=101,
     )

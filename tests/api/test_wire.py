@@ -40,6 +40,7 @@ def tier_quotas(draw: st.DrawFn) -> wire.TierQuota:
         limit=draw(st.integers(nominal, 2**54)),
         lending=draw(st.integers(0, nominal)),
         retention_s=draw(st.none() | st.floats(0, 1e9)),
+        time_per_output_token_s=draw(st.none() | st.floats(0, 1e9)),
     )
 
 

@@ -5,7 +5,7 @@ The Torch engine, the vLLM plugin and the replay all run this package. Start at 
 """
 
 from .errors import BlockPoolError, NeverFits, QuotaRefused, StaleRevision, UnknownTier
-from .keys import KEY_ALGORITHM, ROOT, BlockId, BlockKey, block_keys, next_key
+from .keys import KEY_ALGORITHM, ROOT, BlockId, BlockKey, block_keys, next_key, root_of
 from .owners import PUBLIC
 from .pool import BlockPool, Layout
 from .requests import Admission, Admitted, Ended, Grown, Growth, Request, Stage, Waiting, WaitReason, Yielded
@@ -35,4 +35,5 @@ __all__ = [
     "Yielded",
     "block_keys",
     "next_key",
+    "root_of",
 ]

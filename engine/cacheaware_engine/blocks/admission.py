@@ -122,6 +122,12 @@ def plan(
     )  # fmt: skip
 
 
+def lacks_slots(sequences: int, tier: Account, free_slots: int) -> bool:
+    """Whether so many sequences of the tier wait for slots whatever blocks they need: too few are free, and those that
+    the tier gets back from others are too few as well."""
+    return sequences > free_slots and tier.running + sequences > tier.slots
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`reason` says what it waits for; None: it may enter. `entitled`: what others borrowed comes back for it."""
@@ -137,7 +143,7 @@ def verdict(
     """Whether the rules let the request in. `idle`: nothing runs and nothing else can be admitted. O(accounts)."""
     entitled = tier.held + change.held[tier] <= tier.nominal
     sequences = len(change.shape.live)
-    if sequences > free_slots and not (entitled and tier.running + sequences <= tier.slots):
+    if lacks_slots(sequences, tier, free_slots) or (sequences > free_slots and not entitled):
         return Verdict(entitled, WaitReason.SLOTS)
     if entitled or idle:
         return Verdict(entitled)

@@ -4,6 +4,9 @@ A key covers its parent's key, the salt and the block's tokens, so a block is fo
 only by those who share the salt. Blocks of public prefixes are keyed without the salt as long as the chain is public;
 the first private block behind one carries the salt again, so public text is shared by everyone and nothing else is.
 
+A chain starts at a root. Keys and values that are stored in different forms have different roots, so that a block is
+never read in another form than it was written in, whoever keeps blocks beyond one process.
+
 The digest is BLAKE2b over fixed-width little-endian integers: every process and machine computes the same keys.
 """
 
@@ -23,10 +26,17 @@ KEY_ALGORITHM = "blake2b-128 over parent, salt and token ids as little-endian ui
 ROOT: BlockKey = bytes(KEY_BYTES)  # the parent of a first block
 
 
-def next_key(parent: BlockKey, tokens: Sequence[int], salt: bytes, public: Container[BlockKey]) -> BlockKey:
-    """The key of a full block of `tokens` behind `parent` (`ROOT` for the first)."""
+def root_of(form: str) -> BlockKey:
+    """The root of keys and values that are stored in this form: a dtype's name."""
+    return blake2b(form.encode(), digest_size=KEY_BYTES, person=b"kv form").digest()
+
+
+def next_key(
+    parent: BlockKey, tokens: Sequence[int], salt: bytes, public: Container[BlockKey], root: BlockKey = ROOT
+) -> BlockKey:
+    """The key of a full block of `tokens` behind `parent` (`root` for the first)."""
     data = _token_bytes(tokens)
-    if parent == ROOT or parent in public:
+    if parent == root or parent in public:
         key = _digest(parent, b"", data)
         if key in public:
             return key
@@ -34,13 +44,17 @@ def next_key(parent: BlockKey, tokens: Sequence[int], salt: bytes, public: Conta
 
 
 def block_keys(
-    tokens: Sequence[int], block_size: int, salt: bytes = b"", public: Container[BlockKey] = frozenset()
+    tokens: Sequence[int],
+    block_size: int,
+    salt: bytes = b"",
+    public: Container[BlockKey] = frozenset(),
+    root: BlockKey = ROOT,
 ) -> list[BlockKey]:
     """One key for each full block of `tokens`; the rest of the tokens has none."""
     keys: list[BlockKey] = []
-    parent = ROOT
+    parent = root
     for end in range(block_size, len(tokens) + 1, block_size):
-        parent = next_key(parent, tokens[end - block_size : end], salt, public)
+        parent = next_key(parent, tokens[end - block_size : end], salt, public, root)
         keys.append(parent)
     return keys
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 from cacheaware_api import wire
 
 from . import quotas as rules
-from .admission import Plan, Shape, plan, shape, verdict
+from .admission import Plan, Shape, lacks_slots, plan, shape, verdict
 from .books import Books, number_of
 from .errors import NeverFits, QuotaRefused, UnknownTier
 from .hits import owner_after_hit
@@ -261,6 +261,8 @@ class BlockPool:
         tier = books.tier(request)
         if why := self._never_fits(request, form, tier):
             return Ended(why=why)
+        if lacks_slots(len(form.live), tier, books.free_slots()):
+            return Waiting(WaitReason.SLOTS)  # known before its blocks are looked up: most of a long queue
         idle = idle and not books.running
         change = plan(request, tier, books.residents, books.public, books.public_keys, books.tier)
         decision = verdict(

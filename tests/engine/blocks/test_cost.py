@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cacheaware_engine.blocks import Admitted, Waiting
+from cacheaware_engine.blocks import Admitted, Waiting, WaitReason
 
 from .scene import Scene
 
@@ -85,6 +85,19 @@ def test_a_request_that_cannot_be_admitted_costs_its_own_blocks_and_no_others() 
     """No victim is looked for in vain: twice the blocks of a request, at most about twice the calls."""
     costs = [waiter(full_cache(capacity)) / capacity for capacity in (128, 1024)]
     assert costs[1] <= costs[0] * 1.2
+
+
+def test_where_there_is_no_slot_no_blocks_are_looked_up() -> None:
+    """Behind a full engine a long queue is offered again and again."""
+
+    def offered(text: str) -> int:
+        scene = Scene(2048, slots=1, gold={"nominal": 2048})
+        assert isinstance(scene.pool.admit(scene.wait("gold", "a")), Admitted)
+        request = scene.wait("gold", text)
+        assert scene.pool.admit(request) == Waiting(WaitReason.SLOTS)
+        return calls(lambda: scene.pool.admit(request))
+
+    assert offered("x" * 1000) <= offered("x" * 10) * 1.2
 
 
 def test_each_block_of_an_admission_costs_a_bounded_number_of_calls() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cacheaware_engine.blocks import ROOT, block_keys, next_key
+from cacheaware_engine.blocks import ROOT, block_keys, next_key, root_of
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=12)
 
@@ -87,3 +87,10 @@ def test_keys_stay_what_they_are() -> None:
 def test_a_token_that_is_no_token_is_refused(token: int) -> None:
     with pytest.raises(OverflowError):
         block_keys([token], 1)
+
+
+def test_blocks_stored_in_another_form_have_other_keys() -> None:
+    tokens, public = range(8), frozenset(block_keys(range(4), 2, root=root_of("int8")))
+    forms = [set(block_keys(tokens, 2, b"tenant", public, root_of(form))) for form in ("float32", "int8", "bfloat16")]
+    assert len(set.union(*forms)) == 12
+    assert public < forms[1], "public text is public in the form that it was made public in"

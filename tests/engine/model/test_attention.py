@@ -24,7 +24,9 @@ from cacheaware_engine.kv_format import kv_format
 from cacheaware_engine.kv_store import KvStore
 from cacheaware_engine.linear import Linear, packing_works
 from cacheaware_engine.settings import KvDtype
-from cacheaware_engine.step_plan import BUCKET_SLOTS, SequenceWork, bucket_sizes, plan_step
+from cacheaware_engine.step_plan import SequenceWork
+from cacheaware_engine.step_planner import StepPlanner
+from cacheaware_engine.step_reads import bucket_sizes
 
 COSTS = [pytest.param(SEPARATELY, id="separately"), pytest.param(TOGETHER, id="together")]
 
@@ -95,7 +97,7 @@ class TestEveryKernel:
     def test_decodes_and_chunks_over_pages_are_exact(self, kernel: Kernel, costs: AttentionCosts) -> None:
         store = small_store()
         work = [SequenceWork([0], 6, [3, 1], False), SequenceWork([0] * 3, 5, [2, 0], False)]
-        plan = plan_step(work, store, torch.float32, costs)
+        plan = StepPlanner(store, torch.float32, costs).plan(work)
         q, pairs, stored = random(4, 4, 8), random(4, 2, 2, 8), random(16, 2, 2, 8, seed=2)
         store.write(0, torch.arange(16), stored)
         out = PagedAttention(plan, store, kernel, [None])(0, q, pairs)
@@ -113,7 +115,7 @@ class TestEveryKernel:
         for slots in (torch.arange(2), torch.arange(8, 15)):  # what the two sequences have stored before
             store.write(0, slots, random(len(slots), 2, 2, 8))
         work = [SequenceWork([0], 2, [0], False), SequenceWork([0], 7, [2, 3], False)]
-        plan = plan_step(work, store, torch.float32, SEPARATELY)
+        plan = StepPlanner(store, torch.float32, SEPARATELY).plan(work)
         assert plan.reads[None].buckets[0].mask is not None, "the two share a bucket, or this test shows nothing"
         out = PagedAttention(plan, store, kernel, [None])(0, random(2, 4, 8), random(2, 2, 2, 8))
         assert torch.isfinite(out).all()
@@ -143,7 +145,7 @@ def test_other_devices_than_the_cpu_use_the_plain_kernel() -> None:
 
 @given(st.lists(st.integers(1, 9000), max_size=60))
 def test_buckets_cover_the_sequences_in_order_and_pad_little(lengths: list[int]) -> None:
-    sizes = bucket_sizes(lengths)
+    sizes = bucket_sizes(lengths, 8192)
     assert sum(sizes) == len(lengths)
     first = 0
     for size in sizes:
@@ -151,7 +153,7 @@ def test_buckets_cover_the_sequences_in_order_and_pad_little(lengths: list[int])
         first += size
         assert size >= 1
         assert min(bucket) >= 0.8 * max(bucket) or max(bucket) - min(bucket) <= 64
-        assert size == 1 or size * max(bucket) <= BUCKET_SLOTS
+        assert size == 1 or size * max(bucket) <= 8192
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_buckets_cover_the_sequences_in_order_and_pad_little(lengths: list[int])
     ],
 )
 def test_buckets_of_known_lengths(lengths: list[int], sizes: list[int]) -> None:
-    assert bucket_sizes(lengths) == sizes
+    assert bucket_sizes(lengths, 8192) == sizes
 
 
 @pytest.mark.skipif(not packing_works(), reason="this torch cannot pack weights")
@@ -192,7 +194,7 @@ def test_a_long_prefix_divided_among_threads_is_exact(kernel: Kernel, members: i
     stored, q, pairs = random(1200, 2, 2, 8), random(members, 4, 8), random(members, 2, 2, 8, seed=3)
     store.write(0, torch.arange(1200), stored)
     work = [SequenceWork([0], 1024, [*range(256), 260 + member], False) for member in range(members)]
-    plan = plan_step(work, store, torch.float32, TOGETHER)
+    plan = StepPlanner(store, torch.float32, TOGETHER).plan(work)
     divided = PagedAttention(plan, store, kernel, [None], tasks=4)(0, q, pairs)
     whole = PagedAttention(plan, store, kernel, [None], tasks=1)(0, q, pairs)
     assert len(plan.reads[None].rounds[0][0].part) == 1024

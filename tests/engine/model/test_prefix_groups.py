@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cacheaware_engine.attention_costs import NEVER, SEPARATELY, TOGETHER, AttentionCosts, Reading, measure
-from cacheaware_engine.kv_reads import Run, extents, split
-from cacheaware_engine.prefix_groups import choose_groups
+from cacheaware_engine.prefix_groups import PrefixTree, choose_groups
 
 
 def blocks_saved(members: int, blocks: int) -> float:
@@ -52,22 +51,23 @@ def test_prompts_that_branch_thousands_of_times_are_no_problem() -> None:
 
 
 def best_gain(tables: list[list[int]]) -> float:
-    """Over every way to divide the tables into groups: slow, and plainly right."""
-    if not tables:
-        return 0.0
-    first, rest = tables[0], tables[1:]
-    best = best_gain(rest)
-    for size in range(1, len(rest) + 1):
-        for chosen in itertools.combinations(range(len(rest)), size):
-            together = [first, *(rest[index] for index in chosen)]
-            common = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, zip(*together, strict=False))))
-            others = [table for index, table in enumerate(rest) if index not in chosen]
-            best = max(best, best_gain(others) + (blocks_saved(len(together), common) if common else 0.0))
+    """Over every set of branches of which none is part of another: slow, and plainly right."""
+    branches: dict[frozenset[int], int] = {}  # who is on a branch, and how far they go together
+    for table in tables:
+        for blocks in range(1, len(table) + 1):
+            on_it = frozenset(i for i, other in enumerate(tables) if other[:blocks] == table[:blocks])
+            if len(on_it) > 1:
+                branches[on_it] = max(blocks, branches.get(on_it, 0))
+    best = 0.0
+    for count in range(1, len(branches) + 1):
+        for chosen in itertools.combinations(branches, count):
+            if sum(map(len, chosen)) == len(frozenset().union(*chosen)):
+                best = max(best, sum(blocks_saved(len(members), branches[members]) for members in chosen))
     return best
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=6))
-def test_no_choice_of_groups_gains_more(paths: list[list[int]]) -> None:
+def test_no_choice_of_branches_gains_more(paths: list[list[int]]) -> None:
     # A block is in one place of the tree: its number is its path.
     numbers: dict[tuple[int, ...], int] = {}
     tables = [[numbers.setdefault(tuple(path[: i + 1]), len(numbers)) for i in range(len(path))] for path in paths]
@@ -79,23 +79,41 @@ def test_no_choice_of_groups_gains_more(paths: list[list[int]]) -> None:
         assert len({tuple(tables[member][: group.blocks]) for member in group.members}) == 1
 
 
-@pytest.mark.parametrize(
-    ("table", "found"),
-    [
-        pytest.param([], [], id="empty"),
-        pytest.param([5], [(0, 1)], id="one"),
-        pytest.param([3, 4, 5, 9, 10, 2], [(0, 3), (3, 5), (5, 6)], id="three-stretches"),
-        pytest.param([5, 4, 3], [(0, 1), (1, 2), (2, 3)], id="backwards-is-not-in-place"),
-    ],
+paths_of_steps = st.lists(
+    st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2), min_size=1, max_size=3), st.integers(0, 9)),
+    min_size=1,
+    max_size=12,
 )
-def test_stretches_of_neighbouring_blocks(table: list[int], found: list[tuple[int, int]]) -> None:
-    assert extents(table) == found
 
 
-def test_only_long_stretches_are_read_in_place() -> None:
-    divided = split([8, 9, 10, 3, 4, 7], block_size=16, least_run=48)
-    assert divided.runs == (Run(128, 176),)
-    assert divided.scattered == (3, 4, 7)
+@given(paths_of_steps)
+def test_what_is_kept_of_the_step_before_changes_nothing(changes: list[tuple[int, list[int], int]]) -> None:
+    """Tables grow, or become others under new names, and of each any part may be usable."""
+    numbers: dict[tuple[int, ...], int] = {}
+    paths: list[list[int]] = [[0], [0], [0], [1]]
+    names, usable = [0, 1, 2, 3], [1, 1, 1, 1]
+    before = None
+    for number, (which, more, cut) in enumerate(changes, 4):
+        if cut == 9:
+            paths[which], names[which] = list(more), number
+        else:
+            paths[which] = paths[which] + more
+        usable[which] = max(0, len(paths[which]) - cut % 3)
+        usable = [min(blocks, len(path)) for blocks, path in zip(usable, paths, strict=True)]
+        tables = [[numbers.setdefault(tuple(path[: i + 1]), len(numbers)) for i in range(len(path))] for path in paths]
+        kept, new = PrefixTree(tables, usable, list(names), before), PrefixTree(tables, usable)
+        assert kept.groups(range(4), blocks_saved) == new.groups(range(4), blocks_saved)
+        assert kept.groups({1, 3}, blocks_saved) == choose_groups(
+            tables, [blocks if index in (1, 3) else 0 for index, blocks in enumerate(usable)], blocks_saved
+        )
+        used = [table[:blocks] for table, blocks in zip(tables, usable, strict=True)]
+        assert kept.distinct_blocks() == new.distinct_blocks() == len({block for table in used for block in table})
+        for index, table in enumerate(tables):
+            for block in table[usable[index] : usable[index] + 1]:
+                assert kept.goes_on(index, block) == any(
+                    block in other for place, other in enumerate(used) if place != index
+                )
+        before = kept
 
 
 class Device:

@@ -23,11 +23,8 @@ class FailingRunner:
     def __init__(self, runner: ModelRunner, steps: int) -> None:
         self._runner = runner
         self._steps = steps
-        self.num_blocks, self.block_size, self.bytes_per_token = (
-            runner.num_blocks,
-            runner.block_size,
-            runner.bytes_per_token,
-        )
+        self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
+        self.bytes_per_token, self.kv_form = runner.bytes_per_token, runner.kv_form
 
     def forward(self, work: Sequence[SequenceWork]) -> StepOutput:
         self._steps -= 1
@@ -51,8 +48,6 @@ async def test_a_failed_step_fails_its_requests_and_says_so_everywhere(
         for status, answer in await asyncio.gather(*calls):
             assert status == 500
             assert "the device is on fire" in answer["error"]["message"]
-        (death,) = server.deaths
-        assert isinstance(death, RuntimeError)
         assert "Traceback" in caplog.text
         async with server.http.get(server.url + "/health") as response:
             assert response.status == 500
@@ -62,6 +57,8 @@ async def test_a_failed_step_fails_its_requests_and_says_so_everywhere(
         status, answer = await server.put("/kv/public", {"prefixes": []})
         assert status == 500
         server.stepped.pool.check_integrity()
+    (death,) = server.deaths  # its thread, which tells of it last, has ended now
+    assert isinstance(death, RuntimeError)
 
 
 async def test_a_stream_that_began_ends_with_an_error_event(tiny: LoadedModel, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_bad_field_is_named(body: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("prompt_logprobs", 0), ("echo", True),
+        ("echo", True),
         ("suffix", "x"), ("tools", [{}]), ("tool_choice", "auto"), ("response_format", {"type": "json_object"}),
         ("best_of", 2), ("guided_json", {}), ("structured_outputs", {}), ("modalities", ["audio"]), ("functions", [{}]),
     ],

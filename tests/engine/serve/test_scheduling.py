@@ -24,7 +24,7 @@ class RecordingRunner:
         self._runner = runner
         self._steps = steps
         self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
-        self.bytes_per_token = runner.bytes_per_token
+        self.bytes_per_token, self.kv_form = runner.bytes_per_token, runner.kv_form
 
     def forward(self, work: Sequence[SequenceWork]) -> StepOutput:
         self._steps.append([len(item.tokens) for item in work])
