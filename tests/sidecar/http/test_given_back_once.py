@@ -17,7 +17,11 @@ from aiohttp import web
 from cacheaware_sidecar.testing import Behaviour, StubEngine, plain_vllm_page
 from cacheaware_sidecar.testing_sidecar import CancelledAt, Running, eventually, running_sidecar
 
-CHAT = "/v1/chat/completions"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5},
+    RESPONSES: {"model": "m", "input": "Hi", "max_output_tokens": 5},
+}
 WORDS = ("x",) * 3
 ENGINES = [
     pytest.param(Behaviour(words=WORDS, flush=True), id="answers"),
@@ -49,29 +53,31 @@ async def failing_at(sidecar: Running, failure: type[BaseException]) -> AsyncIte
             chosen["reached"] = driven.reached
 
     app = web.Application()
-    app.router.add_post(CHAT, handler)
+    for path in BODIES:
+        app.router.add_post(path, handler)
     server = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await server.setup()
     try:
         await web.TCPSite(server, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{server.addresses[0][1]}{CHAT}", chosen
+        yield f"http://127.0.0.1:{server.addresses[0][1]}", chosen
     finally:
         await server.cleanup()
 
 
 CASES = [
-    *(pytest.param(failure, True, False, id=name) for failure, name in FAILURES),
-    pytest.param(asyncio.CancelledError, False, False, id="cancelled, no stream"),
-    pytest.param(asyncio.CancelledError, True, True, id="cancelled, blocks by estimate"),
+    *(pytest.param(CHAT, failure, True, False, id=name) for failure, name in FAILURES),
+    pytest.param(CHAT, asyncio.CancelledError, False, False, id="cancelled, no stream"),
+    pytest.param(CHAT, asyncio.CancelledError, True, True, id="cancelled, blocks by estimate"),
+    pytest.param(RESPONSES, asyncio.CancelledError, True, False, id="cancelled, another shape for the client"),
 ]
 
 
-@pytest.mark.parametrize(("failure", "streams", "estimates"), CASES)
+@pytest.mark.parametrize(("path", "failure", "streams", "estimates"), CASES)
 @pytest.mark.parametrize("how", ENGINES)
 async def test_at_every_await(
-    folder: Path, how: Behaviour, failure: type[BaseException], streams: bool, estimates: bool
+    folder: Path, path: str, how: Behaviour, failure: type[BaseException], streams: bool, estimates: bool
 ) -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": streams, "max_tokens": 5}
+    body = {**BODIES[path], "stream": streams}
     async with StubEngine(None if estimates else folder / "kv.sock") as engine:
         if estimates:
             engine.metrics_page = plain_vllm_page()
@@ -91,12 +97,12 @@ async def test_at_every_await(
             while chosen["reached"] and sent < 60:
                 chosen["moment"] = sent
                 with contextlib.suppress(aiohttp.ClientError):
-                    async with aiohttp.ClientSession() as client, client.post(url, json=body) as answer:
+                    async with aiohttp.ClientSession() as client, client.post(url + path, json=body) as answer:
                         await answer.read()
                 sent += 1
                 await eventually(sidecar.is_idle)
             assert sent >= 3
             assert len(sidecar.sidecar.decisions.last(1000)) <= sent
             engine.behaviour = Behaviour()
-            async with sidecar.client.post(sidecar.url + CHAT, json=body) as answer:
+            async with sidecar.client.post(sidecar.url + path, json=body) as answer:
                 assert answer.status in (200, 504)  # its one place is free; a slow machine may miss the short limits
