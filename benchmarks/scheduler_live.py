@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import itertools
 import os
 import statistics
@@ -53,12 +52,14 @@ class Size:
     rounds: int
     seconds: float  # of a run
     pace_seconds: float
+    cache: str | None = None  # None: as the pool's file says
 
 
 FULL = Size(10, (0.7, 1.0, 1.3), 2, 22.0, 12.0)
 QUICK = Size(3, (0.7, 1.3), 1, 8.0, 6.0)
-FULL_HINTS = Size(10, (0.8,), 3, 20.0, 10.0)
-QUICK_HINTS = Size(3, (0.8,), 1, 8.0, 6.0)
+# Hints order free blocks, and a full cache has none: so one that is never full.
+FULL_HINTS = Size(10, (0.8,), 3, 20.0, 10.0, cache="1400Mi")
+QUICK_HINTS = Size(3, (0.8,), 1, 8.0, 6.0, cache="1400Mi")
 
 
 def measure(quick: bool) -> list[Row]:
@@ -93,11 +94,11 @@ async def _measure(size: Size, names: Sequence[str]) -> tuple[float, dict[tuple[
     """The pace, and what was answered by rate and pool."""
     load = Load(size.templates)
     with tempfile.TemporaryDirectory() as folder:
-        async with _pools(Path(folder), names) as pools:
+        async with _pools(Path(folder), names, size.cache) as pools:
             unit = await _unit(pools[names[-1]], load)
             promises = {name: tier.promise * unit for name, tier in TIERS.items()}
             for name, pool in pools.items():
-                pool.local.edit(pool_file(name, promises))
+                pool.local.edit(pool_file(name, size.cache, promises))
                 await pool.local.acknowledged()
             for pool in pools.values():
                 await pool.ask(load.each_template())
@@ -251,7 +252,7 @@ async def _pace(pool: Pool, load: Load, seconds: float) -> float:
 
 
 @contextlib.asynccontextmanager
-async def _pools(folder: Path, names: Sequence[str]) -> AsyncIterator[dict[str, Pool]]:
+async def _pools(folder: Path, names: Sequence[str], cache: str | None) -> AsyncIterator[dict[str, Pool]]:
     async with contextlib.AsyncExitStack() as stack:
         no_limit = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=300)
@@ -265,7 +266,7 @@ async def _pools(folder: Path, names: Sequence[str]) -> AsyncIterator[dict[str, 
                 programs=Programs(sidecar=SIDECARS[name]),
                 environment={**os.environ, "PYTHONPATH": str(HERE.parent)},
             )
-            local = await stack.enter_async_context(LocalPool.start(pool_file(name), options, fetch=_fetch))
+            local = await stack.enter_async_context(LocalPool.start(pool_file(name, cache), options, fetch=_fetch))
             await local.ready()
             pools[name] = Pool(local, session)
         yield pools
@@ -275,11 +276,12 @@ async def _fetch(source: str) -> Path:
     return await fetch_model(source, lambda text, fraction: None)
 
 
-def pool_file(name: str, promises: Mapping[str, float] | None = None) -> PoolFile:
+def pool_file(name: str, cache: str | None = None, promises: Mapping[str, float] | None = None) -> PoolFile:
     """Ours, with what was promised; or the rival's: every tier the same, and one cache for all."""
     pool: dict[str, Any] = yaml.safe_load((HERE / "scheduler_pool.yaml").read_text())
-    pool = copy.deepcopy(pool)
     pool["metadata"]["name"] = f"bench-scheduler-{name}"
+    if cache is not None:
+        pool["spec"]["engine"]["kvCache"]["memory"] = cache
     for tier in pool["spec"]["tiers"]:
         if name == RIVAL:
             tier |= {"priority": 0, "weight": 1, "quota": {"nominalPercent": 0}, "retention": "0s"}
