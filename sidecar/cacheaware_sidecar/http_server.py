@@ -26,6 +26,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 LARGEST_HEADER = 16 * 1024  # bytes of the request line and of one header: a long token, a long trace state
 _MOST_HEADERS = 128
+_CONTINUE = "100-continue"
 _BACKLOG = 1024  # connections that wait to be accepted while the loop is busy
 _LINGERING_SECONDS = 5.0  # for the rest of a body that was refused: closing at once could lose the answer on its way
 _CLOSING_SECONDS = 0.25  # for connections that are left after draining
@@ -110,10 +111,14 @@ def _unreadable(exc: BaseException | None, message: str | None) -> BadRequest:
 
 
 def _in_openais_shape(handler: Handler) -> Handler:
-    """The refusals of the library itself, an unknown Expect for one, before any handler of ours was asked."""
+    """The refusals of the library itself, before any handler of ours was asked; and an unknown Expect, which the
+    library would repeat, and break on where it is no UTF-8.
+    """
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         try:
+            if (request.headers.get("Expect") or _CONTINUE).lower() != _CONTINUE:
+                raise web.HTTPExpectationFailed(text=f"the only Expect that is met here is {_CONTINUE}")
             return await handler(request)
         except web.HTTPException as error:
             body = error_body(error.text or error.reason, "invalid_request_error", str(Reason.BAD_REQUEST))

@@ -122,6 +122,12 @@ class TestServed:
             await connection.send(b'{"prompt": "Hi"}')
             assert (await connection.rest()).status == 200
 
+    @pytest.mark.parametrize("value", [b"200-ok", b"\xff", b"a" * 4000])
+    async def test_another_expectation_is_417_and_not_repeated(self, sidecar: Running, value: bytes) -> None:
+        answer = await raw_exchange(sidecar.url, raw_post(HI, b"Expect: " + value, b"Connection: close"))
+        assert (answer.status, answer.error["type"]) == (417, "invalid_request_error")
+        assert value not in answer.data
+
     @pytest.mark.parametrize("name", [b"traceparent", b"x-request-id", b"authorization", b"x-llm-d-slo-tpot-ms"])
     @pytest.mark.parametrize("value", [b"\xff\xfe", b"", b"a" * 4000, b"\xc3\x28", "é".encode()])
     async def test_no_value_of_a_header_breaks_it(self, sidecar: Running, name: bytes, value: bytes) -> None:
