@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,14 @@ async def test_logprobs(client: AsyncOpenAI) -> None:
     assert [len(each.top_logprobs) for each in part.logprobs] == [2, 2]
 
 
+async def test_an_output_that_keeps_to_a_schema(client: AsyncOpenAI) -> None:
+    pytest.importorskip("llguidance", reason="needs the structured extra")
+    schema: Any = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    wanted: Any = {"format": {"type": "json_schema", "name": "s", "schema": {**schema, "additionalProperties": False}}}
+    answer = await client.responses.create(model="tiny", input=PROMPT, max_output_tokens=100, text=wanted)
+    assert json.loads(answer.output_text)["a"] in (1, 2)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -136,7 +145,7 @@ async def test_logprobs(client: AsyncOpenAI) -> None:
         pytest.param({"store": True}, "store", id="to keep it"),
         pytest.param({"background": True}, "background", id="to answer later"),
         pytest.param({"tools": [{"type": "web_search"}]}, "tools[0].type", id="a tool that runs on the server"),
-        pytest.param({"text": {"format": {"type": "json_object"}}}, "response_format", id="what this engine lacks"),
+        pytest.param({"tools": [{"type": "function", "name": "f"}]}, "tools", id="what this engine lacks"),
     ],
 )
 async def test_what_it_cannot_do_is_refused_by_name(client: AsyncOpenAI, fields: Any, param: str) -> None:
