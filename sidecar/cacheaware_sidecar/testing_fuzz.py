@@ -12,6 +12,7 @@ import asyncio
 import copy
 import dataclasses
 import json
+import logging
 import random
 import tempfile
 import time
@@ -23,6 +24,8 @@ from typing import Any
 from cacheaware_sidecar.testing import Behaviour, StubEngine
 from cacheaware_sidecar.testing_http import RawAnswer, raw_exchange
 from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar, view_json
+
+log = logging.getLogger(__name__)
 
 KEYS = {
     "key-of-acme": {"tenant": "acme", "tiers": ["gold", "bronze"], "defaultTier": "gold"},
@@ -55,6 +58,28 @@ SEEDS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("/v1/completions", {"model": "m", "prompt": [1, 2, 3], "stream": True, "max_tokens": 16}),
     ("/v1/completions", {"model": "m", "prompt": ["a", "b"], "priority": -5, "cache_salt": "mine", "vllm_xargs": {}}),
     ("/tokenize", {"model": "m", "prompt": "Hi"}),
+    (
+        "/v1/responses",
+        {
+            "model": "m",
+            "instructions": "Be brief.",
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "1", "output": "rain"},
+            ],
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+            "tool_choice": "auto",
+            "text": {"format": {"type": "json_schema", "name": "s", "schema": {}}},
+            "include": ["message.output_text.logprobs"],
+            "metadata": {"a": "b"},
+            "max_output_tokens": 5,
+            "stream": True,
+            "store": False,
+        },
+    ),
+    ("/v1/responses", {"model": "m", "input": "Hi", "stream": True}),
+    ("/v1/responses", {"model": "m", "input": "Hi", "previous_response_id": None, "temperature": 0.5}),
 )
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, 10**30, -(10**30), 0.5, -0.0, 1e308, 1e-320),
@@ -63,6 +88,7 @@ VALUES: tuple[Any, ...] = (
 )
 NAMES = (
     *("stream", "n", "best_of", "max_tokens", "service_tier", "stream_options", "messages", "prompt", "logprobs"),
+    *("input", "instructions", "store", "tools", "tool_choice", "text", "include", "metadata", "reasoning"),
     *("priority", "cache_salt", "vllm_xargs", "request_id", "kv_transfer_params", "", "cache_salt\x00", "Priority"),
 )
 HEADERS = (
@@ -82,7 +108,10 @@ ENGINES: tuple[Behaviour, ...] = (
     Behaviour(compressed=True),
     Behaviour(pieces=(b"data: {}\n\n", b"\xff\xfe\n\n", b"data: [DONE]\n\n")),
     Behaviour(hang_after=1, flush=True),
+    Behaviour(pieces=(b'data: {"choices": [{"delta": {"tool_calls": [{}, 7]}}]}\n\n', b'data: {"error": 1}\n\n')),
+    Behaviour(body=b'{"choices": [{"message": {"tool_calls": 7}, "logprobs": []}], "usage": []}'),
 )
+_AT_ONCE = 1000  # of a long run
 # What may be answered; anything else, 500 above all, is a fault of ours.
 ALLOWED = frozenset({200, 400, 401, 403, 404, 405, 408, 413, 415, 417, 429, 431, 502, 503, 504})
 
@@ -164,14 +193,16 @@ def mutated_request(rng: random.Random) -> bytes:
     return bytes(request)
 
 
-async def campaign(seed: int, requests: int, *, at_once: int = 16, seconds: float = 10.0) -> Outcome:
-    """Send so many requests to a sidecar in front of a stub, and look at everything afterwards."""
+async def campaign(seed: int, requests: int, *, batch: int = 200, at_once: int = 16, seconds: float = 10.0) -> Outcome:
+    """Send so many requests to a sidecar in front of a stub, and look at everything afterwards. The engine behaves
+    alike during a batch.
+    """
     rng, outcome = random.Random(seed), Outcome()
     wanted = view_json(identity={"type": "APIKeys"}, sharing="Tenant")
     with tempfile.TemporaryDirectory(prefix="ca-") as name:
         folder = Path(name)
         async with (
-            StubEngine(folder / "kv.sock") as engine,
+            StubEngine(folder / "kv.sock", max_sequences=2 * at_once) as engine,
             running_sidecar(
                 engine, folder, wanted=wanted, keys=KEYS, idle_timeout=0.3, first_byte_timeout=2
             ) as sidecar,
@@ -187,10 +218,11 @@ async def campaign(seed: int, requests: int, *, at_once: int = 16, seconds: floa
                     if problem is not None:
                         outcome.faults.append(Fault(request, problem))
 
-            for start in range(0, requests, 200):
+            for start in range(0, requests, batch):
+                log.info("%d of %d, %d faults", start, requests, len(outcome.faults))
                 engine.behaviour = rng.choice(ENGINES)
-                batch = [mutated_request(rng) for _ in range(min(200, requests - start))]
-                await asyncio.gather(*(one(request) for request in batch))
+                sent = [mutated_request(rng) for _ in range(min(batch, requests - start))]
+                await asyncio.gather(*(one(request) for request in sent))
                 outcome.forwarded += len(engine.requests)
                 outcome.faults += [
                     Fault(each.body, problem) for each in engine.requests if (problem := _leak(each.json))
@@ -241,8 +273,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     arguments = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    log.setLevel(logging.INFO)
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # the engine's own, which dies on purpose
     start = time.monotonic()
-    outcome = asyncio.run(campaign(arguments.seed, arguments.requests))
+    # Some of each batch wait for limits of time, so a long run has large ones.
+    batch = max(200, arguments.requests // 40)
+    outcome = asyncio.run(campaign(arguments.seed, arguments.requests, batch=batch, at_once=_AT_ONCE))
     statuses = ", ".join(f"{status}: {count}" for status, count in sorted(outcome.statuses.items()))
     print(f"seed {arguments.seed}: {arguments.requests} requests in {time.monotonic() - start:.0f} s; {statuses}")
     print(f"{outcome.forwarded} reached the engine; {len(outcome.faults)} faults")

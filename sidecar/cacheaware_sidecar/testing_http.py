@@ -33,6 +33,8 @@ class RawAnswer:
     @property
     def whole(self) -> bool:
         """All of it came, as far as its own length tells."""
+        if "\r\ntransfer-encoding: chunked" in self.head:
+            return self.closed or self.data.endswith(b"\r\n0\r\n\r\n")
         _, found, rest = self.head.partition("\r\ncontent-length: ")
         return self.closed or (bool(found) and len(self.body) >= int(rest.partition("\r\n")[0]))
 
