@@ -66,5 +66,7 @@ class JsonLines(logging.Formatter):
 
 
 def _plain(value: Any) -> str:
-    text = f"{value:.1f}" if type(value) is float else str(value)
+    if type(value) is float:
+        return f"{value:.1f}"
+    text = str(value)
     return text if text and text.isprintable() and " " not in text else json.dumps(text)

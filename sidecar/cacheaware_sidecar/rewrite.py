@@ -42,6 +42,8 @@ _OURS = frozenset(
     {"content-length", "content-encoding", "x-request-id", "server", "date", "set-cookie", "server-timing"}
 )
 
+_STAY = HOP_BY_HOP | _OURS
+
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _LABEL = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
@@ -153,16 +155,16 @@ def without_private(body: Mapping[str, Any]) -> bytes:
 def request_headers(headers: Iterable[tuple[str, str]], request_id: str) -> dict[str, str]:
     """Headers for the engine. No coding is accepted, so that events can be read as they come."""
     pairs = [(name.lower(), value) for name, value in headers]
-    dropped = HOP_BY_HOP | named_in_connection(pairs)
-    kept = {name: value for name, value in pairs if name in FORWARDED and name not in dropped}
+    named = named_in_connection(pairs)
+    kept = {name: value for name, value in pairs if name in FORWARDED and name not in named}
     return kept | {"content-type": "application/json", "accept-encoding": "identity", "x-request-id": request_id}
 
 
 def response_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """The engine's headers that the client gets; the framing of each hop stays with that hop."""
     pairs = [(name.lower(), value) for name, value in headers]
-    dropped = HOP_BY_HOP | _OURS | named_in_connection(pairs)
-    return [(name, value) for name, value in pairs if name not in dropped]
+    named = named_in_connection(pairs)
+    return [(name, value) for name, value in pairs if name not in _STAY and name not in named]
 
 
 def named_in_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
@@ -178,7 +180,9 @@ def label(text: str | None) -> str | None:
 
 def trace_id(traceparent: str | None) -> str | None:
     """The trace that a request belongs to (W3C trace context), for the log; the header itself goes on as it came."""
-    found = _TRACEPARENT.fullmatch(traceparent or "")
+    if traceparent is None:
+        return None
+    found = _TRACEPARENT.fullmatch(traceparent)
     return found[1] if found and found[1].strip("0") else None
 
 
