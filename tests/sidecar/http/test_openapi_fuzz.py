@@ -34,7 +34,7 @@ CHECKS = [
 ]
 # What a description cannot say: the names of a pool's tiers, and how one field goes with another.
 NOT_DESCRIBED = frozenset({"service_tier", "best_of", "top_logprobs", "tool_choice"})
-EXAMPLES = {CHAT: 60, COMPLETIONS: 60, RESPONSES: 150, "/tokenize": 20, "/detokenize": 20}
+EXAMPLES = {CHAT: 30, COMPLETIONS: 40, RESPONSES: 80, "/tokenize": 15, "/detokenize": 15}
 SCHEMA = schemathesis.openapi.from_dict(dict(description()))
 OPERATIONS = [
     pytest.param(SCHEMA[path][method], id=f"{method.upper()} {path}")
