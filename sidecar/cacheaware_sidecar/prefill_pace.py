@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 
-WINDOW = 96  # requests
+WINDOW = 384  # requests: of bursts few are first, and only those show the pace
 FEWEST = 8
 _LEAST_SPREAD = 4.0  # blocks; requests that differ by less say more about noise than about blocks
 

@@ -199,6 +199,18 @@ class TestPrefillPace:
             pace.note(blocks, waited + 0.05 + 0.01 * blocks)
         assert pace.seconds_per_block() == pytest.approx(0.01, rel=0.2)
 
+    @pytest.mark.parametrize("seed", range(8))
+    def test_hardly_moves_where_one_of_thirty_did_not_wait(self, seed: int) -> None:
+        """Of a hundred requests only three show it, which may all be alike."""
+        rng = random.Random(seed)
+        pace = PrefillPace()
+        waited = 0.0
+        for number in range(600):
+            blocks = rng.randint(10, 200)
+            waited = 0.0 if number % 30 == 0 else waited + 0.05 + 0.01 * blocks
+            pace.note(blocks, waited + 0.05 + 0.01 * blocks)
+        assert pace.seconds_per_block() == pytest.approx(0.01, rel=0.1)
+
     def test_of_prompts_that_are_all_alike_is_their_mean(self) -> None:
         pace = PrefillPace()
         for _ in range(20):
