@@ -44,6 +44,7 @@ class Run:
     admitted_at: float | None = None  # the first time
     waited_for: WaitReason | None = None  # what it lacked before that, when it was turned away last
     computed: int = 0  # tokens whose KV is there
+    reached: int = 0  # the most that it ever was: what it computed before it yielded is no hit when others have it
     generated: int = 0
     started: int = 0  # the count of decode steps when it began to decode, less what it had generated then
     version: int = 0  # grows when what is planned for it no longer holds
@@ -264,12 +265,14 @@ class VirtualEngine:
             self.pool.fill(run.blocks, 0, index, keys[index])
             run.computed += size
         if not run.generated and run.cached_tokens is not None:
-            run.cached_tokens += run.computed - before
+            run.cached_tokens += max(0, run.computed - max(before, run.reached))
+        run.reached = max(run.reached, run.computed)
 
     def _compute(self, run: Run, count: int) -> None:
         """A chunk of its prompt is computed; with the last one it has a token, the first or the one after a yield."""
         size, before = self.pool.block_size, run.computed
         run.computed += count
+        run.reached = max(run.reached, run.computed)
         keys = run.request.keys
         for index in range(before // size, min(len(keys), run.computed // size)):
             self.pool.fill(run.blocks, 0, index, keys[index])
@@ -344,6 +347,7 @@ class VirtualEngine:
             case Admitted():
                 self._suspend(answer.preempted)
                 run.computed = answer.hit_blocks[0] * self.pool.block_size
+                run.reached = max(run.reached, run.computed)
                 if run.cached_tokens is None:
                     run.cached_tokens, run.admitted_at = run.computed, self._clock()
                     self._result.admitted.append(run)
