@@ -84,7 +84,8 @@ class KvStore:
 
     def pieces(self, layer: int, part: Run | Tensor) -> Iterator[Tensor]:
         """All of `part`, piece by piece where it is copied; each piece is valid until the next is asked for."""
-        most = self.copied_slots
+        # Widening passes over a piece twice before it is read, so half as much should stay in the cache.
+        most = max(1, self.copied_slots // (2 if self.format.quantised else 1))
         if isinstance(part, Tensor):
             for first in range(0, len(part), most):
                 yield self.gather(layer, part[first : first + most])
