@@ -308,7 +308,7 @@ def main() -> None:
     workloads = [workload for workload in WORKLOADS if not given.quick or workload.name in QUICK]
     processes = start(Path(fetch(given.model)), given.threads, given.quick)
     try:
-        deadline = max(started + budget, time.monotonic() + 30)  # a busy machine may have used it up by loading
+        deadline = max(started + budget, time.monotonic() + 60)  # a busy machine may have used it up by loading
         found = readings(processes, workloads, deadline, QUICK_STEPS if given.quick else STEPS)
     finally:
         for process in processes:
