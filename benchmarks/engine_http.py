@@ -69,4 +69,6 @@ class Servers:
             async for line in answer.content:
                 if line.startswith(b"data: {") and (usage := json.loads(line[6:]).get("usage")):
                     made = usage["completion_tokens"]
+        if made != max_tokens:
+            raise RuntimeError(f"a stream of {max_tokens} tokens ended with {made}")
         return made
