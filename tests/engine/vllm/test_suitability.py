@@ -63,15 +63,11 @@ def test_full_attention_is_what_the_accounts_know(spec: Any) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        pytest.param(
-            {"cache_config__enable_prefix_caching": False}, "--no-enable-prefix-caching", id="no cache"
-        ),
+        pytest.param({"cache_config__enable_prefix_caching": False}, "--no-enable-prefix-caching", id="no cache"),
         pytest.param({"kv_transfer_config": object()}, "leave out --kv-transfer-config", id="KV connector"),
         pytest.param({"ec_transfer_config": object()}, "leave out --ec-transfer-config", id="encoder connector"),
         pytest.param({"speculative_config": object()}, "leave out --speculative-config", id="speculation"),
-        pytest.param(
-            {"parallel_config__data_parallel_size": 2}, "run replicas of the pool", id="data parallel"
-        ),
+        pytest.param({"parallel_config__data_parallel_size": 2}, "run replicas of the pool", id="data parallel"),
         pytest.param(
             {"parallel_config__decode_context_parallel_size": 2}, "--decode-context-parallel-size", id="decode contexts"
         ),
