@@ -34,7 +34,9 @@ from cacheaware_operator.reuse_memory import remembered
 from cacheaware_operator.share_search import Bounds, Transfer, best_shares, best_step, step_towards
 from cacheaware_operator.status_conditions import Finding
 
-LEARNING_EPOCHS = 5  # the split at the start is a guess, so calm costs more than it protects
+# The split at the start is a guess, and a prompt that comes back after ten minutes is not seen before: until then calm
+# costs more than it protects.
+LEARNING_EPOCHS = 20
 REVERSAL_EPOCHS = 2
 STALE_INTERVALS = 2
 LEAST_REFERENCES = 500.0  # blocks, of late: fewer make no curve

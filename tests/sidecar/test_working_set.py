@@ -211,6 +211,16 @@ class TestPrefillPace:
             pace.note(blocks, waited + 0.05 + 0.01 * blocks)
         assert pace.seconds_per_block() == pytest.approx(0.01, rel=0.1)
 
+    def test_hardly_moves_where_all_short_prompts_waited(self) -> None:
+        """Then the fastest request of all is no sign of what a first token costs at least."""
+        rng = random.Random(7)
+        pace = PrefillPace()
+        for number in range(384):
+            blocks = rng.randint(21, 200) if number % 4 else 1
+            waited = 0.19 if blocks == 1 else 0.0 if number % 6 == 1 else rng.uniform(0.0, 2.0)
+            pace.note(blocks, waited + 0.05 + 0.01 * blocks)
+        assert pace.seconds_per_block() == pytest.approx(0.01, rel=0.1)
+
     def test_of_prompts_that_are_all_alike_is_their_mean(self) -> None:
         pace = PrefillPace()
         for _ in range(20):
