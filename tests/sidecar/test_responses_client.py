@@ -120,7 +120,12 @@ async def test_the_clients_own_account_of_a_stream(client: AsyncOpenAI) -> None:
 
 async def test_logprobs(client: AsyncOpenAI) -> None:
     answer = await client.responses.create(
-        model="tiny", input=PROMPT, max_output_tokens=2, include=["message.output_text.logprobs"], top_logprobs=2
+        model="tiny",
+        input=PROMPT,
+        max_output_tokens=2,
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+        extra_body=ON,
     )
     message = answer.output[0]
     assert message.type == "message"
