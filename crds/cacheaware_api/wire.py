@@ -312,7 +312,7 @@ class StepReport:
     groups: tuple[StepGroup, ...] = ()
 
 
-# -- sidecar: PUT /pool/view, GET /pool/status, GET /pool/explain ------------------------------------------------------
+# -- sidecar: PUT /pool/view, GET /pool/status, GET and POST /pool/explain ---------------------------------------------
 
 
 class Sharing(StrEnum):
@@ -491,6 +491,45 @@ class Decision:
     predicted_hit_tokens: int | None = None
     hit_tokens: int | None = None
     time_to_first_token_ms: float | None = None
+
+
+class Course(StrEnum):
+    """What would happen first to a request that came now."""
+
+    GO = "go"  # to the engine, at once
+    HOLD = "hold"  # held for company, then it goes
+    WAIT = "wait"  # for its turn, or for room
+    REFUSE = "refuse"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Foreseen:
+    """The answer of `POST /pool/explain` `{path, headers?, body}`: what would happen to this request now, and why.
+
+    What is absent is not known, or was not reached because the request would be refused before.
+    """
+
+    CAMEL: ClassVar[bool] = True
+    course: Course
+    reason: str  # a flush reason, what it waits for, or the reason of a refusal
+    status: int | None = None  # of a refusal; the rest of what a client would be told
+    message: str | None = None
+    param: str | None = None
+    key: str | None = None  # the name of the caller's key, or of its gateway's secret
+    tenant: str | None = None
+    tier: str | None = None
+    tier_by: str | None = None  # service_tier | gateway | key | defaultTier
+    scope: str | None = None  # who may share its blocks: pool | tier | tenant | request (nobody)
+    prompt_tokens: int | None = None  # predicted, like all that follow
+    prompt_blocks: int | None = None
+    cached_tokens: int | None = None
+    waiting_before: int | None = None  # requests of its tier
+    hold_at_most_ms: float | None = None
+    time_to_first_token_ms: float | None = None
+    promised_ms: float | None = None
+    in_time: bool | None = None
+    fields: tuple[str, ...] = ()  # of the pool's spec, that decide this: `tiers[gold].batchingWindow`
+    note: str | None = None
 
 
 # -- secrets: <pool>-internal, api-keys.json ---------------------------------------------------------------------------

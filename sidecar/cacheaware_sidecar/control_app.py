@@ -13,6 +13,7 @@ from cacheaware_sidecar.app import plain_errors, readiness
 from cacheaware_sidecar.engine_state import EngineState
 from cacheaware_sidecar.errors import BadRequest, Reason, Refusal, Unauthorized
 from cacheaware_sidecar.explain import KEPT, Decisions
+from cacheaware_sidecar.foresight import Foresight, question
 from cacheaware_sidecar.metrics import Metrics
 from cacheaware_sidecar.relay import refusal_response
 from cacheaware_sidecar.request_body import read_body
@@ -25,6 +26,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _LARGEST_VIEW = 4 * 1024 * 1024  # public prefixes are texts
 _VIEW_SECONDS = 30.0
+_QUESTION_BYTES = 64 * 1024  # of a question about a request, beside the request's body
 _OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 
@@ -45,6 +47,7 @@ def create_control_app(
     metrics: Metrics,
     decisions: Decisions,
     status: Callable[[], wire.PoolStatus],
+    foresight: Foresight,
 ) -> web.Application:
     @web.middleware
     async def token_needed(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -80,6 +83,12 @@ def create_control_app(
         answer = {"decisions": decisions.last(int(text)), "advice": now.advice, "groups": now.groups}
         return web.json_response(wire.to_json(answer))
 
+    async def foresee(request: web.Request) -> web.Response:
+        """What would happen to a request now; it is answered at once, and nothing is changed by asking."""
+        most = foresight.most_bytes + _QUESTION_BYTES
+        asked = question(await read_body(request, most=most, seconds=_VIEW_SECONDS, silence=_VIEW_SECONDS))
+        return web.json_response(wire.to_json(await foresight.of(asked)))
+
     async def drain(request: web.Request) -> web.Response:
         """From now on new requests are refused; asked again, it tells how many of the others are left."""
         traffic.draining = True
@@ -98,6 +107,7 @@ def create_control_app(
     app.router.add_put("/pool/view", put_view)
     app.router.add_get("/pool/status", get_status)
     app.router.add_get("/pool/explain", explain)
+    app.router.add_post("/pool/explain", foresee)
     app.router.add_post("/pool/drain", drain)
     app.router.add_get("/metrics", metrics_page)
     app.router.add_get("/healthz", alive)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from cacheaware_sidecar.block_budget import Demand
 from cacheaware_sidecar.dispatch import Dispatcher
 from cacheaware_sidecar.errors import Busy, Reason, TooLate
-from cacheaware_sidecar.scheduling import Dispatch, Used, Waiting
+from cacheaware_sidecar.scheduling import Dispatch, Foreseen, Used, Waiting
 
 
 class Gate:
@@ -58,6 +58,20 @@ class Gate:
                 yield await self._turn(place, request, patience, reject_late)
         finally:
             self._leave(request, place)
+
+    def foresee(self, request: Waiting, demand: Demand | None = None, *, reject_late: bool = False) -> Foreseen:
+        """What `place` would do with it now, a refusal included. Nobody waits, and nothing is reserved."""
+        if reject_late:
+            self._refuse_if_hopeless(request)
+        return self._dispatcher.foresee(request, demand)
+
+    def time_to_first_token(self, request: Waiting) -> float | None:
+        """About how long it would take if it came now, in seconds; None: not known."""
+        return self._scheduler.time_to_first_token(request)
+
+    def predicted_tokens(self, request: Waiting) -> int:
+        """About how many leading tokens of its prompt are cached now."""
+        return self._scheduler.predicted_tokens(request)
 
     def pump(self) -> None:
         """Let in whoever may go: after a submission, a release, a first token, or a change of slots or terms."""

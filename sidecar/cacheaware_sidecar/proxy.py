@@ -18,9 +18,7 @@ from typing import TypeVar
 import aiohttp
 from aiohttp import web
 
-from cacheaware_api import wire
 from cacheaware_sidecar import relay, upstream
-from cacheaware_sidecar.block_budget import Demand
 from cacheaware_sidecar.client_body import Streamed
 from cacheaware_sidecar.costs import OutputLengths
 from cacheaware_sidecar.divergence import Divergence
@@ -29,70 +27,29 @@ from cacheaware_sidecar.engine_state import Link
 from cacheaware_sidecar.errors import EngineBroke, NoEngine, Reason, Refusal, TooLate
 from cacheaware_sidecar.estimates import Estimates, count_prompt_tokens
 from cacheaware_sidecar.gate import Gate
-from cacheaware_sidecar.identity import Caller, identify
-from cacheaware_sidecar.prefix_key import (
-    CHUNK_BYTES,
-    TEXT_BYTES_PER_TOKEN,
-    PrefixKey,
-    conversation_of,
-    prefix_key,
-    prefix_key_steps,
-)
+from cacheaware_sidecar.prefix_key import PrefixKey
+from cacheaware_sidecar.preparing import Prepared, Preparing, Wanted
 from cacheaware_sidecar.record import Outcome, Record, Recorder
 from cacheaware_sidecar.relay import StreamRelay, Translation
 from cacheaware_sidecar.request_body import BodyRoom, read_body
-from cacheaware_sidecar.responses_answer import ResponseTranslation
-from cacheaware_sidecar.responses_request import CHAT_PATH, response_request
-from cacheaware_sidecar.responses_request import PATH as RESPONSES_PATH
 from cacheaware_sidecar.rewrite import (
     Asked,
     for_engine,
     label,
-    parse_generation,
     parse_object,
     request_headers,
     trace_id,
     without_private,
 )
-from cacheaware_sidecar.salt import cache_salt
-from cacheaware_sidecar.scheduling import Dispatch, Used, Waiting
-from cacheaware_sidecar.secret_files import Secrets
+from cacheaware_sidecar.scheduling import Dispatch, Used
 from cacheaware_sidecar.settings import Settings
-from cacheaware_sidecar.tiers import choose_tier, loosened, promise_of
 from cacheaware_sidecar.token_lengths import TokenLengths
 from cacheaware_sidecar.traffic import Traffic
-from cacheaware_sidecar.view_source import ViewSource
 from cacheaware_sidecar.working_set import WorkingSets
 
 _MOST_READ_AT_ONCE = 256 * 1024 * 1024  # bytes of bodies that are on their way
-_LONG_BODY = 64 * 1024  # bytes: its work is cut into steps
 
 R = TypeVar("R", bound=web.StreamResponse)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What is asked of the engine, and on which of its paths."""
-
-    path: str
-    asked: Asked
-    translation: Translation | None = None  # where the client speaks otherwise than the engine
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A request that is ready to queue."""
-
-    wanted: _Wanted
-    tier: wire.ViewTier
-    salt: str
-    key: PrefixKey | None
-    waiting: Waiting
-    demand: Demand | None = None  # of KV blocks, where admission goes by estimate
-
-    @property
-    def asked(self) -> Asked:
-        return self.wanted.asked
 
 
 class Proxy:
@@ -101,11 +58,11 @@ class Proxy:
         settings: Settings,
         engine: EngineClient,
         *,
-        views: ViewSource,
-        secrets: Callable[[], Secrets],
+        preparing: Preparing,
         link: Link,
         gate: Gate,
         lengths: TokenLengths,
+        outputs: OutputLengths,
         working_sets: WorkingSets,
         divergence: Divergence,
         traffic: Traffic,
@@ -117,8 +74,7 @@ class Proxy:
         self._settings = settings
         self._engine = engine
         self._room = BodyRoom(max(_MOST_READ_AT_ONCE, settings.max_body_bytes))
-        self._views = views
-        self._secrets = secrets
+        self._preparing = preparing
         self._link = link
         self._gate = gate
         self._lengths = lengths
@@ -129,7 +85,7 @@ class Proxy:
         self._estimates = estimates  # absent: the engine keeps the accounts of blocks
         self._clock = clock
         self._wall_clock = wall_clock
-        self._outputs = OutputLengths()
+        self._outputs = outputs
 
     # -- paths ---------------------------------------------------------------------------------------------------------
 
@@ -155,7 +111,7 @@ class Proxy:
         record = self._record(request)
         try:
             with self._traffic.request():
-                self._identify(request, record)
+                self._preparing.identify(request.headers, record)
                 body = None
                 if request.method == "POST":
                     body = without_private(parse_object(await self._read_body(request)))
@@ -168,59 +124,21 @@ class Proxy:
     # -- a generation --------------------------------------------------------------------------------------------------
 
     async def _generate(self, request: web.Request, record: Record) -> web.StreamResponse:
-        caller = self._identify(request, record)
-        wanted = self._wanted(request.path, await self._read_body(request), record)
-        view = self._view()
-        prepared = await self._prepare(request, record, wanted, caller, view)
+        preparing = self._preparing
+        caller = preparing.identify(request.headers, record)
+        wanted = preparing.wanted(request.path, await self._read_body(request), record)
+        prepared = await preparing.prepare(request.headers, record, wanted, caller, preparing.view())
         await self._link.state.usable()
         prepared = await self._sized(request, record, prepared)
-        reject_late = prepared.tier.admission is wire.Admission.REJECT
         async with self._gate.place(
-            prepared.waiting, prepared.demand, patience=self._patience(record), reject_late=reject_late
+            prepared.waiting, prepared.demand, patience=self._patience(record), reject_late=prepared.rejects_late
         ) as dispatch:
             try:
                 return await self._forward(request, record, prepared, dispatch)
             finally:
                 self._learn(record, prepared)
 
-    def _wanted(self, path: str, data: bytes, record: Record) -> _Wanted:
-        if path != RESPONSES_PATH:
-            return _Wanted(path, parse_generation(data))
-        wanted = response_request(data)
-        number, model = record.id.removeprefix("req-"), wanted.asked.body.get("model")
-        translation = ResponseTranslation(number, record.time, model, wanted.repeated, self._wall_clock)
-        return _Wanted(CHAT_PATH, wanted.asked, translation)
-
-    async def _prepare(
-        self, request: web.Request, record: Record, wanted: _Wanted, caller: Caller, view: wire.View
-    ) -> _Prepared:
-        asked = wanted.asked
-        tier = choose_tier(asked.service_tier, caller, view)
-        record.tier, record.sequences, record.streams = tier.name, asked.sequences, asked.streams
-        record.promise = loosened(promise_of(tier), request.headers)
-        salt = cache_salt(
-            self._secrets().salt_key, view.sharing, tier=tier.name, tenant=caller.tenant, request_id=record.id
-        )
-        key = await _key(wanted.path, asked, salt)
-        first_token = record.promise.time_to_first_token
-        waiting = Waiting(
-            id=record.id,
-            tier=tier.name,
-            tenant=caller.fair_share,
-            arrived=record.arrived,
-            prompt_tokens=0 if key is None else self._lengths.tokens(key),
-            output_tokens=self._outputs.expected(tier.name, asked.output_limit) * asked.sequences,
-            deadline=None if first_token is None else record.arrived + first_token,
-            chunks=() if key is None else key.chunks,
-            chunk_tokens=CHUNK_BYTES / TEXT_BYTES_PER_TOKEN if key is None else self._lengths.chunk_tokens(key),
-            conversation=conversation_of(asked.body, salt),
-            sequences=asked.sequences,
-            streams=asked.streams,
-            size=asked.size,
-        )
-        return _Prepared(wanted, tier, salt, key, waiting)
-
-    async def _sized(self, request: web.Request, record: Record, prepared: _Prepared) -> _Prepared:
+    async def _sized(self, request: web.Request, record: Record, prepared: Prepared) -> Prepared:
         """With an estimate of its blocks, where the engine keeps no account; raises `BadRequest` for a prompt that
         could never fit. Before that it is counted: an estimate refuses nobody.
         """
@@ -238,7 +156,7 @@ class Proxy:
         return dataclasses.replace(prepared, demand=demand)
 
     async def _forward(
-        self, request: web.Request, record: Record, prepared: _Prepared, dispatch: Dispatch
+        self, request: web.Request, record: Record, prepared: Prepared, dispatch: Dispatch
     ) -> web.StreamResponse:
         record.queued, record.held = dispatch.queued, dispatch.held
         record.flush_reason, record.group = dispatch.flush_reason, dispatch.group
@@ -278,7 +196,7 @@ class Proxy:
         self,
         request: web.Request,
         record: Record,
-        wanted: _Wanted,
+        wanted: Wanted,
         answer: EngineAnswer,
         limit: asyncio.Timeout,
     ) -> web.StreamResponse:
@@ -321,7 +239,7 @@ class Proxy:
         self._server_timing(response, record)
         return response
 
-    def _learn(self, record: Record, prepared: _Prepared) -> None:
+    def _learn(self, record: Record, prepared: Prepared) -> None:
         """What the engine told corrects what was expected: the scheduler's accounts and index, the lengths of a tier's
         answers; and its working set grows.
         """
@@ -372,17 +290,6 @@ class Proxy:
             label=label(request.headers.get("x-request-id")),
             trace=trace_id(request.headers.get("traceparent")),
         )
-
-    def _view(self) -> wire.View:
-        if self._views.view is None:
-            raise NoEngine("this replica has no pool yet: try again in a moment")
-        return self._views.view
-
-    def _identify(self, request: web.Request, record: Record) -> Caller:
-        view = self._view()
-        caller = identify(view.identity.type, request.headers, self._secrets().keys, view.default_tier)
-        record.key_name = caller.key_name
-        return caller
 
     async def _read_body(self, request: web.Request) -> bytes:
         settings = self._settings
@@ -435,20 +342,6 @@ class Proxy:
             f'hold;dur={record.held * 1000:.1f};desc="{record.flush_reason}", '
             f"engine;dur={engine * 1000:.1f}"
         )
-
-
-async def _key(path: str, asked: Asked, salt: str) -> PrefixKey | None:
-    """Other requests go on while a long prompt is keyed."""
-    if asked.size < _LONG_BODY:
-        return prefix_key(path, asked.body, salt)
-    steps = prefix_key_steps(path, asked.body, salt)
-    while True:
-        await asyncio.sleep(0)
-        try:
-            next(steps)
-        except StopIteration as ended:
-            key: PrefixKey | None = ended.value
-            return key
 
 
 def _with_ours(response: R, record: Record) -> R:

@@ -16,6 +16,11 @@ from typing import assert_never
 from cacheaware_api.wire import Sharing
 
 
+def scope_kind(sharing: Sharing, tenant: str | None) -> str:
+    """Among whom a request's blocks are shared: `pool`, `tier`, `tenant`, or `request` where it is among nobody."""
+    return _scope(sharing, "", tenant, "").partition("\0")[0]
+
+
 def cache_salt(salt_key: bytes, sharing: Sharing, *, tier: str, tenant: str | None, request_id: str) -> str:
     """The salt of one request, 43 characters. `request_id` must be ours, never the caller's."""
     scope = _scope(sharing, tier, tenant, request_id)

@@ -20,6 +20,7 @@ from cacheaware_sidecar.app import create_app
 from cacheaware_sidecar.block_budget import BlockBudget
 from cacheaware_sidecar.budget import SlotBudget, slots_of
 from cacheaware_sidecar.control_app import create_control_app
+from cacheaware_sidecar.costs import OutputLengths
 from cacheaware_sidecar.dispatch import Dispatcher
 from cacheaware_sidecar.divergence import Divergence
 from cacheaware_sidecar.engine_client import EngineClient
@@ -30,12 +31,14 @@ from cacheaware_sidecar.estimated_link import EstimatedLink
 from cacheaware_sidecar.estimates import Estimates
 from cacheaware_sidecar.explain import Decisions
 from cacheaware_sidecar.figures import Figures
+from cacheaware_sidecar.foresight import Foresight
 from cacheaware_sidecar.gate import Gate
 from cacheaware_sidecar.group_hints import SHOWN_GROUPS, GroupHints, tell_hints
 from cacheaware_sidecar.http_server import listening
 from cacheaware_sidecar.logs import values
 from cacheaware_sidecar.metrics import LedgerCollector, Metrics, WorkingSetCollector
 from cacheaware_sidecar.prefix_key import KEY_ALGORITHM
+from cacheaware_sidecar.preparing import Preparing
 from cacheaware_sidecar.proxy import Proxy
 from cacheaware_sidecar.record import Recorder
 from cacheaware_sidecar.scheduling import Scheduler, Terms
@@ -81,6 +84,7 @@ class Sidecar:
         self.dispatcher.set_slots(slots_of(None, settings.engine_slots))
         self.gate = Gate(self.dispatcher, clock)
         self.lengths = TokenLengths()
+        self.outputs = OutputLengths()
         self.decisions = Decisions()
         self.figures = Figures()
         self.metrics = Metrics(self._tier_names, self.gate.queued_of)
@@ -122,14 +126,21 @@ class Sidecar:
             self.metrics.registry.register(LedgerCollector(lambda: link.ledger, estimated=estimated))
             if self.views.view is not None:
                 link.want(self.views.view)
+            preparing = Preparing(
+                views=self.views,
+                secrets=lambda: self._secrets,
+                lengths=self.lengths,
+                outputs=self.outputs,
+                wall_clock=time.time,
+            )
             proxy = self._proxy = Proxy(
                 settings,
                 engine,
-                views=self.views,
-                secrets=lambda: self._secrets,
+                preparing=preparing,
                 link=link,
                 gate=self.gate,
                 lengths=self.lengths,
+                outputs=self.outputs,
                 working_sets=self.working_sets,
                 divergence=self.divergence,
                 traffic=self.traffic,
@@ -138,6 +149,15 @@ class Sidecar:
                 clock=self._clock,
             )
             app = create_app(proxy, link.state, self.gate, self.traffic, self.metrics, session, settings.engine_url)
+            foresight = Foresight(
+                preparing,
+                link=link,
+                gate=self.gate,
+                traffic=self.traffic,
+                estimates=estimates,
+                most_bytes=settings.max_body_bytes,
+                clock=self._clock,
+            )
             control = create_control_app(
                 views=self.views,
                 secrets=lambda: self._secrets,
@@ -146,6 +166,7 @@ class Sidecar:
                 metrics=self.metrics,
                 decisions=self.decisions,
                 status=self.status,
+                foresight=foresight,
             )
             async with (
                 listening(app, settings.host, settings.port, head_seconds=settings.idle_timeout) as port,

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 from cacheaware_api import durations, wire
@@ -33,6 +34,21 @@ class Promise:
     time_per_output_token: float | None = None
 
 
+class TierBy(StrEnum):
+    """What named a request's tier."""
+
+    BODY = "service_tier"
+    GATEWAY = "gateway"
+    KEY = "key"
+    POOL = "defaultTier"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    tier: wire.ViewTier
+    by: TierBy
+
+
 def promise_of(tier: wire.ViewTier) -> Promise:
     """Raises `durations.DurationError` for text that is no duration; a view is checked with it when it arrives."""
     return Promise(
@@ -41,7 +57,7 @@ def promise_of(tier: wire.ViewTier) -> Promise:
     )
 
 
-def choose_tier(requested: Any, caller: Caller, view: wire.View) -> wire.ViewTier:
+def choose_tier(requested: Any, caller: Caller, view: wire.View) -> Choice:
     """The tier of one request; raises `BadRequest`, `UnknownTier` or `TierNotAllowed`."""
     tiers = {tier.name: tier for tier in view.tiers}
     usable = sorted(tiers if caller.tiers is None else caller.tiers & tiers.keys())
@@ -54,14 +70,18 @@ def choose_tier(requested: Any, caller: Caller, view: wire.View) -> wire.ViewTie
             param=caller.decided_by,
         )
     if requested is None or requested in UNDECIDED:
-        given = (caller.decided_tier, caller.default_tier, view.default_tier)
-        name = next((name for name in given if name in tiers), None)
+        given = (
+            (caller.decided_tier, TierBy.GATEWAY),
+            (caller.default_tier, TierBy.KEY),
+            (view.default_tier, TierBy.POOL),
+        )
+        name, by = next(((name, by) for name, by in given if name in tiers), (None, TierBy.POOL))
         if name is None:
             raise UnknownTier(
                 f"this pool has no default tier: set service_tier to one of {_listed(usable)}", param="service_tier"
             )
     else:
-        name = requested
+        name, by = requested, TierBy.BODY
     if name not in tiers:
         raise UnknownTier(
             f"there is no tier {_quoted(name)}: set service_tier to one of {_listed(usable)}", param="service_tier"
@@ -71,7 +91,7 @@ def choose_tier(requested: Any, caller: Caller, view: wire.View) -> wire.ViewTie
             f"you may not use tier {_quoted(name)}: set service_tier to one of {_listed(usable)}",
             param="service_tier",
         )
-    return tiers[name]
+    return Choice(tiers[name], by)
 
 
 def loosened(promise: Promise, headers: Mapping[str, str]) -> Promise:

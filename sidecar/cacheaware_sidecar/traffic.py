@@ -23,8 +23,7 @@ class Traffic:
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
         """Count a request in and out; raises `NoEngine` while draining."""
-        if self.draining:
-            raise NoEngine("this replica is shutting down: send the request again", reason=Reason.DRAINING)
+        self.refuse_if_draining()
         self._inside += 1
         self._idle.clear()
         try:
@@ -33,6 +32,10 @@ class Traffic:
             self._inside -= 1
             if not self._inside:
                 self._idle.set()
+
+    def refuse_if_draining(self) -> None:
+        if self.draining:
+            raise NoEngine("this replica is shutting down: send the request again", reason=Reason.DRAINING)
 
     async def drain(self, timeout: float) -> bool:
         """Refuse new requests and wait for those inside; False if some were left after `timeout` seconds."""

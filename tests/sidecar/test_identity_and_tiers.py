@@ -174,7 +174,7 @@ class TestGateway:
     )
     def test_the_gateway_decides_the_tier(self, said: str | None, requested: Any, chosen: str) -> None:
         caller = behind_gateway(*([] if said is None else [("x-cacheaware-tier", said)]))
-        assert choose_tier(requested, caller, view()).name == chosen
+        assert choose_tier(requested, caller, view()).tier.name == chosen
 
     @pytest.mark.parametrize(
         ("said", "requested", "error", "param"),
@@ -218,7 +218,7 @@ class TestTier:
     def test_the_tier_is_named_or_the_nearest_default(
         self, requested: Any, caller: Caller, default: str | None, chosen: str
     ) -> None:
-        assert choose_tier(requested, caller, view(defaultTier=default)).name == chosen
+        assert choose_tier(requested, caller, view(defaultTier=default)).tier.name == chosen
 
     @pytest.mark.parametrize(
         ("requested", "caller", "default", "error", "says"),
@@ -247,7 +247,7 @@ class TestTier:
 
     def test_the_default_of_a_key_that_is_gone_falls_back_to_the_pools(self) -> None:
         caller = Caller(tenant="acme", tiers=frozenset({"bronze"}), default_tier="platinum")
-        assert choose_tier(None, caller, view()).name == "bronze"
+        assert choose_tier(None, caller, view()).tier.name == "bronze"
 
 
 class TestHints:

@@ -15,10 +15,12 @@ from cacheaware_sidecar.scheduling.requests import (
     Dispatch,
     EngineView,
     FlushReason,
+    Foreseen,
     Slots,
     Terms,
     Used,
     Waiting,
+    WaitsFor,
 )
 from cacheaware_sidecar.scheduling.scheduler import Scheduler
 
@@ -27,9 +29,11 @@ __all__ = [
     "Dispatch",
     "EngineView",
     "FlushReason",
+    "Foreseen",
     "Scheduler",
     "Slots",
     "Terms",
     "Used",
     "Waiting",
+    "WaitsFor",
 ]

@@ -7,7 +7,7 @@ prefix between two of these is that of the shorter one, at most.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _MOST_PREFIXES = 20_000
 _SMOOTHING = 0.3
@@ -16,6 +16,11 @@ _SMOOTHING = 0.3
 class Arrivals:
     def __init__(self) -> None:
         self._seen: OrderedDict[bytes, tuple[float, float | None]] = OrderedDict()  # last time, usual interval
+
+    def __deepcopy__(self, memo: Mapping[int, object]) -> Arrivals:
+        copied = Arrivals()
+        copied._seen = self._seen.copy()  # of values that never change: much faster than one by one
+        return copied
 
     def note(self, checkpoints: Sequence[bytes], now: float) -> None:
         length = 1

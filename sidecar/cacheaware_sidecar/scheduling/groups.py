@@ -12,7 +12,7 @@ and removing a request takes O(checkpoints that it shares).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 CHECKPOINT_CHUNKS = 16  # 256 tokens where a chunk has 16: shorter prefixes are not worth a group
 
@@ -59,6 +59,13 @@ class GroupTree:
     def __len__(self) -> int:
         return len(self._paths)
 
+    def __deepcopy__(self, memo: Mapping[int, object]) -> GroupTree:
+        """Built anew: a tree of long prompts is deeper than copying it part by part may recurse."""
+        copied = GroupTree(self._every)
+        for request_id, path in self._paths.items():
+            copied._add(request_id, path)
+        return copied
+
     def checkpoints(self, chunks: Sequence[bytes]) -> tuple[bytes, ...]:
         return tuple(chunks[self._every - 1 :: self._every])
 
@@ -69,22 +76,7 @@ class GroupTree:
     def add(self, request_id: str, chunks: Sequence[bytes]) -> None:
         if request_id in self._paths:
             raise ValueError(f"request {request_id} is in the tree already")
-        path = self._paths[request_id] = self.checkpoints(chunks)
-        node = self._root
-        node.members += 1
-        while True:
-            if len(path) == node.depth:
-                node.ends_here.add(request_id)
-                break
-            child = node.children.get(path[node.depth])
-            if child is None:
-                node.children[path[node.depth]] = _Alone(request_id, path)
-                break
-            if isinstance(child, _Alone):
-                child = node.children[path[node.depth]] = self._unfold(node, child)
-            node = child
-            node.members += 1
-        self._settle(node)
+        self._add(request_id, self.checkpoints(chunks))
 
     def remove(self, request_id: str) -> bool:
         """False if it is not in the tree."""
@@ -126,6 +118,24 @@ class GroupTree:
         assert self._check(self._root) == len(self._paths)
 
     # -- the tree ------------------------------------------------------------------------------------------------------
+
+    def _add(self, request_id: str, path: tuple[bytes, ...]) -> None:
+        self._paths[request_id] = path
+        node = self._root
+        node.members += 1
+        while True:
+            if len(path) == node.depth:
+                node.ends_here.add(request_id)
+                break
+            child = node.children.get(path[node.depth])
+            if child is None:
+                node.children[path[node.depth]] = _Alone(request_id, path)
+                break
+            if isinstance(child, _Alone):
+                child = node.children[path[node.depth]] = self._unfold(node, child)
+            node = child
+            node.members += 1
+        self._settle(node)
 
     def _unfold(self, parent: _Node, alone: _Alone) -> _Node:
         node = _Node(alone.path[parent.depth], parent.depth + 1, parent, members=1)

@@ -81,6 +81,9 @@ class Holds:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._held
 
+    def get(self, request_id: str) -> Held | None:
+        return self._held.get(request_id)
+
     def of_tier(self, tier: str) -> int:
         return self._tiers.get(tier, 0)
 

@@ -24,6 +24,15 @@ class FlushReason(StrEnum):
     NO_GAIN = "no-gain"  # company no longer pays, or comes too seldom
 
 
+class WaitsFor(StrEnum):
+    """Why a request that is not held does not go yet."""
+
+    PROMPTS = "prompts-ahead"  # the engine has as many prompts as it is sent ahead
+    SLOTS = "slots"  # the engine runs as many sequences as it can, or has requests waiting
+    BLOCKS = "blocks"  # its tier finds no room for it, where blocks are counted outside the engine
+    TURN = "turn"  # others go first, and they wait
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Terms:
     """What the scheduler needs to know of a tier."""
@@ -55,6 +64,9 @@ class Waiting:
     streams: bool = True  # its first token will be seen when it comes
     size: int = 0  # bytes that it holds while it waits
 
+    def __deepcopy__(self, memo: Mapping[int, object]) -> Waiting:
+        return self  # nothing in it ever changes
+
     @property
     def urgent_at(self) -> float:
         """When half of its time to first token is gone; never, where nothing was promised."""
@@ -76,6 +88,16 @@ class Dispatch:
     group: str | None = None  # those that share a prefix worth reading once have the same one
     group_size: int = 1  # of those that wait or run now
     predicted_tokens: int = 0  # of its prompt that are probably cached
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What would happen to a request that came now: it is held, it waits, or it goes at once, and nothing is set."""
+
+    hold_reason: FlushReason | None = None  # what will probably let it go
+    hold_ends: FlushReason | None = None  # what lets it go at the latest: WINDOW or SLACK
+    hold_seconds: float = 0.0  # at most
+    waits_for: WaitsFor | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ It has one caller at a time, which asks `next` after every event and at `wake_at
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -28,9 +29,11 @@ from cacheaware_sidecar.scheduling.requests import (
     Dispatch,
     EngineView,
     FlushReason,
+    Foreseen,
     Terms,
     Used,
     Waiting,
+    WaitsFor,
 )
 
 OUTPUT_PRICE = 2.0  # of a generated token, where one of the prompt that has to be computed costs 1
@@ -221,6 +224,47 @@ class Scheduler:
         if dispatches:
             self._note_pace(now, len(dispatches))
         return Decision(tuple(dispatches), self._wake_at(room_at))
+
+    def foresee(self, request: Waiting, engine: EngineView) -> Foreseen:
+        """What `add` and `next` would make of a request that came now. It is tried on a copy, and nothing changes here:
+        `engine.admits` must reserve nothing.
+        """
+        turned_away = False
+
+        def admits(one: Waiting) -> bool:
+            nonlocal turned_away
+            admitted = engine.admits(one)
+            turned_away = turned_away or (one is request and not admitted)
+            return admitted
+
+        copied = self._copied()
+        copied.add(request)
+        copied.next(dataclasses.replace(engine, admits=admits))
+        if request.id in copied._inside:
+            return Foreseen()
+        if (held := copied._holds.get(request.id)) is not None:
+            reason = held.at_end if held.leader is None else FlushReason.PREFIX_READY
+            return Foreseen(reason, held.at_end, held.until - held.since)
+        if turned_away:
+            waits_for = WaitsFor.BLOCKS
+        elif copied._room_at(self._clock()) is not None:
+            waits_for = WaitsFor.PROMPTS
+        elif not copied._has_slot(engine) and not copied._is_owed_a_slot(request.tier, engine):
+            waits_for = WaitsFor.SLOTS
+        else:
+            waits_for = WaitsFor.TURN
+        return Foreseen(waits_for=waits_for)
+
+    def _copied(self) -> Scheduler:
+        """With accounts of its own. The index is read and not written there: who waits for a first token that was not
+        seen is let go by the next `next` here.
+        """
+        same = (self.index, self._clock)
+        memo: dict[int, object] = {id(one): one for one in same}
+        memo[id(self.active_groups)] = ActiveGroups()  # it decides nothing, and may be large
+        copied = copy.deepcopy(self, memo)
+        copied._unseen.clear()
+        return copied
 
     def _wake_at(self, room_at: float | None) -> float | None:
         times = [] if room_at is None else [room_at]
