@@ -87,6 +87,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     wire.View: views(),
     wire.PoolStatus: statuses,
     wire.Decision: st.builds(wire.Decision),
+    wire.Foreseen: st.builds(wire.Foreseen),
     wire.ApiKeys: st.builds(
         wire.ApiKeys,
         keys=st.lists(api_keys, max_size=3).map(tuple),
