@@ -1,13 +1,14 @@
 """How many prompt tokens a step may compute beside decodes that were promised a time for each token.
 
-A step's seconds are learnt as θ0 + θ1 · tokens + θ2 · bytes of keys and values read, by recursive least squares that
-forget slowly. A step that must not take longer than the promise then has room for (promise - θ0 - θ2 · bytes) / θ1
+A step's seconds are learnt as θ0 + θ1 · tokens + θ2 · bytes of keys and values read, by least squares over the last
+steps, each solution sought near the one before it: so what steps say nothing of stays as it was. (The usual recursion
+for the covariance loses its signs by rounding after some thousand steps that are alike, as those of one decode are.) A
+step that must not take longer than the promise then has room for (promise - θ0 - θ2 · bytes) / θ1
 tokens. Pure: what was promised and what steps took is told by the engine.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 MEMORY: Final = 0.98
@@ -19,8 +20,8 @@ LEAST_SAMPLES: Final = 8
 _SCALE: Final = (1.0, 1e2, 2.0**28)
 """Typical sizes, so that the three numbers that are fitted are alike: a step, its tokens, its bytes."""
 
-_UNKNOWN: Final = 1e4  # how little the start is trusted
-_LEAST_TRUSTED: Final = 1e6  # a bound on how uncertain a number becomes of which steps say nothing
+_NEAR: Final = 1e-4
+"""How much the solution before counts, in steps of typical size."""
 
 Vector = tuple[float, float, float]
 
@@ -30,21 +31,18 @@ class StepSeconds:
 
     def __init__(self) -> None:
         self._theta: Vector = (0.0, 0.0, 0.0)
-        self._covariance: list[list[float]] = [[_UNKNOWN if i == j else 0.0 for j in range(3)] for i in range(3)]
+        self._squares = [[0.0] * 3 for _ in range(3)]
+        self._products = [0.0] * 3
         self.samples = 0
 
     def learn(self, tokens: int, kv_bytes: int, seconds: float) -> None:
         """A step has computed so many tokens, read so many bytes and taken so long."""
         x = _scaled(tokens, kv_bytes)
-        p = self._covariance
-        px = [sum(p[i][j] * x[j] for j in range(3)) for i in range(3)]
-        certainty = MEMORY + sum(x[i] * px[i] for i in range(3))
-        gain = [value / certainty for value in px]
-        error = seconds - sum(t * value for t, value in zip(self._theta, x, strict=True))
-        self._theta = tuple(t + g * error for t, g in zip(self._theta, gain, strict=True))  # type: ignore[assignment]  # three
-        fresh = [[(p[i][j] - gain[i] * px[j]) / MEMORY for j in range(3)] for i in range(3)]
-        bound = [math.sqrt(min(1.0, _LEAST_TRUSTED / fresh[i][i])) for i in range(3)]
-        self._covariance = [[fresh[i][j] * bound[i] * bound[j] for j in range(3)] for i in range(3)]
+        for i in range(3):
+            self._products[i] = MEMORY * self._products[i] + seconds * x[i]
+            for j in range(3):
+                self._squares[i][j] = MEMORY * self._squares[i][j] + x[i] * x[j]
+        self._theta = _nearest(self._squares, self._products, self._theta)
         self.samples += 1
 
     def of(self, tokens: int, kv_bytes: int) -> float:
@@ -76,6 +74,24 @@ class ChunkBudget:
             return self._most
         room = promised_s - self._seconds.of(decodes, kv_bytes)
         return max(self._least, min(self._most, int(room / per_token)))
+
+
+def _nearest(squares: list[list[float]], products: list[float], before: Vector) -> Vector:
+    """θ with the least θᵀ · squares · θ - 2 · products · θ + `_NEAR` · |θ - before|². By elimination: what is to be
+    solved is positive definite, so no pivot is near zero.
+    """
+    (a, b, c), (_, d, e), (_, _, f) = squares
+    x, y, z = (product + _NEAR * old for product, old in zip(products, before, strict=True))
+    a, d, f = a + _NEAR, d + _NEAR, f + _NEAR
+    ba, ca = b / a, c / a
+    d, e = d - ba * b, e - ba * c
+    ed = e / d
+    f -= ca * c + ed * e
+    y -= ba * x
+    z -= ca * x + ed * y
+    third = z / f
+    second = y / d - ed * third
+    return x / a - ba * second - ca * third, second, third
 
 
 def _scaled(tokens: int, kv_bytes: int) -> Vector:

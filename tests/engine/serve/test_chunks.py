@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -81,6 +82,17 @@ def test_steps_that_are_all_alike_do_not_unsettle_what_is_known() -> None:
     for _ in range(5_000):
         budget.learn(8, 0, device.seconds(8, 0))
     assert budget.tokens(0.03, 8, 0) == pytest.approx((0.03 - 0.01) / 1e-4 - 8, rel=0.05)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.5])
+def test_long_answers_to_one_alone_are_learnt_from_without_end(noise: float) -> None:
+    device, rng = Device(0.01, 1e-4, 1e-11), random.Random(3)
+    budget = learnt(device, [(256, 0), (8, 0)] * 20)
+    for _ in range(3):
+        for context in range(100, 8_000):
+            kv_bytes = context * 23_040
+            budget.learn(1, kv_bytes, device.seconds(1, kv_bytes) * rng.uniform(1 - noise, 1 + noise))
+    assert 16 < budget.tokens(0.03, 1, 1_000 * 23_040) < 512
 
 
 class TimedRunner:
