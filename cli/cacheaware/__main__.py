@@ -271,6 +271,21 @@ def explain(
     lines: Annotated[
         bool, typer.Option("--lines", help="A JSON object for each request instead: what `cacheaware replay` reads.")
     ] = False,
+    request: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead of the last requests: what would happen to this one now, a body as clients send it; "
+            "[bold]-[/bold] reads standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            help="With --request: the API key that it would come with.", envvar="CACHEAWARE_KEY", show_default=False
+        ),
+    ] = None,
     trace: Annotated[
         list[str] | None,
         typer.Option(help="Instead of a running pool: a pool's file on this trace.", show_default=False),
@@ -293,6 +308,9 @@ def explain(
 ) -> None:
     """Show how a running pool treated its last requests, why, and which line of its file decides that.
 
+    With [bold]--request[/bold] it shows what would happen to a request that came now: nothing is sent to the engine,
+    and asking changes nothing.
+
     With [bold]--trace[/bold] it shows which promises a pool's file would break on a trace, and which of its lines is
     why: the same code in virtual time, as [bold]cacheaware replay[/bold] runs it.
 
@@ -301,6 +319,8 @@ def explain(
     [bold]cacheaware explain[/bold]
 
     [bold]cacheaware explain --last 1000 --lines > log.jsonl[/bold]
+
+    [bold]cacheaware explain --request body.json --key $KEY[/bold]
 
     [bold]cacheaware explain --trace log.jsonl -f pool.yaml --capacity 1M[/bold]
     """
@@ -320,6 +340,9 @@ def explain(
 
         options = Options(trace, file, capacity, tiers=tier or (), engine=engine, until=until)
         raise typer.Exit(explanation.main(options, Console(), Console(stderr=True)))
+    if request is not None:
+        _explain_request(pool, namespace, request, key, as_lines=lines)
+        return
     try:
         state = pool_status.find(state_file.state_folder(), namespace, pool)
         decisions = asyncio.run(explaining.last_decisions(state, last))
@@ -331,6 +354,29 @@ def explain(
         Console(highlight=False).print(explaining.table(decisions, explaining.PoolLines(Path(state.file))))
     else:
         typer.echo("There was no request yet.")
+
+
+def _explain_request(pool: str | None, namespace: str, file: str, key: str | None, *, as_lines: bool) -> None:
+    import asyncio
+
+    from rich.console import Console
+
+    from cacheaware import foresee, pool_status, state_file
+    from cacheaware.explain import PoolLines
+
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        path, body = foresee.request_of(text)
+        state = pool_status.find(state_file.state_folder(), namespace, pool)
+        answers = asyncio.run(foresee.ask_all(state, path, body, key))
+    except (OSError, UnicodeDecodeError, foresee.BadRequestFile) as error:
+        _fail(f"cacheaware explain: --request: {error}", code=2)
+    except pool_status.NotRunning as error:
+        _fail(f"cacheaware explain: {error}")
+    if as_lines:
+        typer.echo(foresee.to_lines(answers))
+    else:
+        Console(highlight=False).print(foresee.table(answers, PoolLines(Path(state.file))))
 
 
 @app.command()

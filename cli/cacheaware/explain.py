@@ -21,7 +21,7 @@ from cacheaware_api.errors import ObjectInvalid
 from cacheaware_api.v1alpha1 import KIND
 from cacheaware_api.yaml_documents import Document, documents
 
-_TIMEOUT = aiohttp.ClientTimeout(total=5)  # a control answer is small and local
+TIMEOUT = aiohttp.ClientTimeout(total=5)  # a control answer is small and local
 _LONG_QUEUE_MS = 50.0  # less is the time that a step takes, and no matter of shares
 
 # Why a request was let go, in words, and the tier's field that decides it (None: nothing in the file does).
@@ -79,6 +79,20 @@ class PoolLines:
                 return f"{self._name}:{document.line(('spec', 'tiers', number, *field))} {name}: {value}"
         return ""
 
+    def of_field(self, field: str, tier: str | None) -> str:
+        """The same of a field as a sidecar names it: `tiers[gold].batchingWindow`, `defaultTier`; its name alone where
+        the file does not say it.
+        """
+        prefix = f"tiers[{tier}]."
+        if tier is not None and field.startswith(prefix):
+            path = tuple(field.removeprefix(prefix).split("."))
+            return self.where(tier, path) or field
+        document, spec_path = self._document, ("spec", *field.split("."))
+        if document is None or (value := _value(document.data, spec_path)) is None:
+            return field
+        said = "" if isinstance(value, (dict, list)) else f": {value}"
+        return f"{self._name}:{document.line(spec_path)} {field}{said}"
+
 
 def _value(data: Any, path: tuple[str, ...]) -> Any:
     for part in path:
@@ -88,7 +102,7 @@ def _value(data: Any, path: tuple[str, ...]) -> Any:
 
 async def last_decisions(state: State, count: int) -> list[wire.Decision]:
     """Of all replicas, the newest first; raises `NotRunning` where none answers."""
-    async with aiohttp.ClientSession(trust_env=False, timeout=_TIMEOUT) as session:
+    async with aiohttp.ClientSession(trust_env=False, timeout=TIMEOUT) as session:
         answers = await asyncio.gather(
             *(ask(session, each.control_url, state.token, count) for each in state.replicas), return_exceptions=True
         )

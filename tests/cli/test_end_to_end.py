@@ -82,6 +82,13 @@ def test_a_pool_from_its_first_answer_to_its_end(
     with pytest.raises(openai.BadRequestError, match="gold"):
         chat(service_tier="platinum")
 
+    # what would happen to the same request now
+    body = json.dumps({"model": "tiny", "messages": MESSAGES})
+    asked = CliRunner(env=environment).invoke(app, ["explain", "chat", "--request", "-", "--lines"], input=body)
+    assert asked.exit_code == 0, asked.output
+    foreseen = json.loads(asked.stdout)
+    assert (foreseen["course"], foreseen["tier"], foreseen["tierBy"]) == ("go", "bronze", "defaultTier")
+
     # its status is what the engine's ledger says
     def status() -> dict[str, Any]:
         result = CliRunner(env=environment).invoke(app, ["status", "chat", "-o", "json"])
