@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -96,11 +97,14 @@ async def ask_all(state: State, path: str, body: Mapping[str, Any], key: str | N
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, token: str, question: Mapping[str, Any]) -> wire.Foreseen:
-    headers = {"Authorization": f"Bearer {token}"}
-    async with session.post(f"{url}/pool/explain", json=question, headers=headers) as response:
-        if response.status != 200:
-            raise ValueError(f"{url} answered {response.status}")
-        return wire.from_json(wire.Foreseen, await response.json())
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    data = io.BytesIO(json.dumps(question).encode())  # a prompt may be long, and is then sent in parts
+    async with session.post(f"{url}/pool/explain", data=data, headers=headers) as response:
+        answer = await response.json()
+        if response.status != 200:  # the question was none: it says why
+            message = answer.get("error", {}).get("message", "") if isinstance(answer, dict) else ""
+            raise ValueError(f"{url} answered {response.status} {message}".rstrip())
+        return wire.from_json(wire.Foreseen, answer)
 
 
 def to_lines(answers: Sequence[Answer]) -> str:

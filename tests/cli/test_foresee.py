@@ -148,6 +148,7 @@ class TestCommand:
     async def invoke(self, environment: dict[str, str], *arguments: str, text: str | None = None) -> tuple[int, str]:
         runner = CliRunner(env=environment)
         result = await asyncio.to_thread(runner.invoke, app, ["explain", *arguments], input=text)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return result.exit_code, result.output
 
     async def test_prints_a_table_of_a_file(
@@ -177,6 +178,20 @@ class TestCommand:
         code, said = await self.invoke(environment, "--request", "-", text='{"prompt": "Hi"}')
         assert code == 0
         assert "is refused: 401 unknown-key" in said
+
+    async def test_a_long_prompt_can_be_asked_about(self, engine: StubEngine, environment: dict[str, str]) -> None:
+        text = json.dumps({"prompt": "x" * 2_000_000})
+        code, said = await self.invoke(environment, "--request", "-", "--key", "key-of-acme", text=text)
+        assert code == 0
+        assert "about 500000 tokens" in said
+
+    async def test_a_question_that_no_sidecar_takes_is_told_with_its_reason(
+        self, engine: StubEngine, environment: dict[str, str]
+    ) -> None:
+        text = json.dumps({"prompt": "x" * 9_000_000})
+        code, said = await self.invoke(environment, "--request", "-", text=text)
+        assert code == 1
+        assert "answered 413 the body has more than" in said
 
     @pytest.mark.parametrize(
         ("file", "text", "says"),
