@@ -1,7 +1,8 @@
 """Prompts that the engine is computing now: when it will be through with them, and who computes a prefix first. Pure.
 
-An engine computes prompts in the order in which they came, so their times add up. Where one takes longer or shorter
-than expected, those behind it move with it. A time that has passed counts no more, whatever became of the prompt: one
+An engine computes prompts in the order in which they came, several short ones in one step, so their parts of steps add
+up, and none is done before it would be alone. Where one takes longer or shorter than expected, those behind it move
+with it. A time that has passed counts no more, whatever became of the prompt: one
 that waits inside the engine for blocks keeps nobody else out.
 """
 
@@ -14,7 +15,12 @@ from collections.abc import Sequence
 @dataclasses.dataclass(slots=True)
 class _Prompt:
     checkpoints: tuple[bytes, ...]
-    ends: float  # when it should be computed
+    earliest: float  # when it would be computed if it were alone
+    through: float  # when the engine is through with it and those before it
+
+    @property
+    def ends(self) -> float:
+        return max(self.earliest, self.through)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,10 +48,12 @@ class Computing:
         """When the prompt of a request that is computing should be done."""
         return self._prompts[request_id].ends
 
-    def start(self, request_id: str, checkpoints: tuple[bytes, ...], now: float, seconds: float) -> None:
-        """The engine gets it now, and needs so many seconds for it once those before it are done."""
-        self._free_at = max(now, self._free_at) + seconds
-        self._prompts[request_id] = _Prompt(checkpoints, self._free_at)
+    def start(
+        self, request_id: str, checkpoints: tuple[bytes, ...], now: float, seconds: float, packed: float | None = None
+    ) -> None:
+        """The engine gets it now. It takes so many seconds alone, and `packed` of a step that it shares with others."""
+        self._free_at = max(now, self._free_at) + (seconds if packed is None else packed)
+        self._prompts[request_id] = _Prompt(checkpoints, now + seconds, self._free_at)
         leaders = self._leaders
         for checkpoint in checkpoints:
             if checkpoint in leaders:
@@ -58,13 +66,13 @@ class Computing:
         prompt = self._prompts.get(request_id)
         if prompt is None:
             return False
-        shift = now - prompt.ends
+        shift = now - prompt.through
         prompts = iter(self._prompts.values())
         while next(prompts) is not prompt:
             pass  # those before it were to be done earlier anyway
         for other in prompts:
-            ends = other.ends + shift
-            other.ends = ends if ends > now else now
+            through = other.through + shift
+            other.through = through if through > now else now
         del self._prompts[request_id]
         for checkpoint in prompt.checkpoints:
             leaders = self._leaders[checkpoint]

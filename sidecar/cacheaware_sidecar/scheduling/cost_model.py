@@ -103,18 +103,22 @@ class CostModel:
         self._full = not larger and (self._full or self._in_a_row >= _FULL_STEPS)
         self._largest_step = max(_BUDGET_FADE * self._largest_step, tokens)
 
-    def prefill_seconds(self, uncached: float, cached: float = 0.0, *, load: float = 0.0) -> float | None:
+    def prefill_seconds(
+        self, uncached: float, cached: float = 0.0, *, load: float = 0.0, packed: bool = False
+    ) -> float | None:
         """To compute the rest of a prompt of which the start is cached, alone but for a `load` of seconds a step that
-        the running requests' decoding takes. None while too little was seen.
+        the running requests' decoding takes; `packed`: its part of steps that are full of prompts. None while too
+        little was seen.
         """
         prices = self.prices
         if prices is None:
             return None
-        steps = max(1, math.ceil(uncached / max(1.0, self.step_tokens)))
+        parts = uncached / max(1.0, self.step_tokens)
+        steps = max(1, math.ceil(parts))
         attended = uncached * cached + uncached * (uncached + 1) / 2
         read = steps * cached + uncached * (steps + 1) / 2  # tokens: each chunk reads all that precedes it
         return (
-            steps * (prices.step + load)
+            (parts if packed else steps) * (prices.step + load)
             + prices.token * uncached
             + prices.context * attended
             + prices.byte * self.bytes_per_token * read

@@ -359,7 +359,8 @@ class Scheduler:
         self._sequences[request.tier] = self._sequences.get(request.tier, 0) + request.sequences
         self._all_sequences += request.sequences
         seconds = self.costs.prefill_seconds(uncached, match.tokens, load=self._load())
-        self._computing.start(request.id, self._groups.path_of(request.id), now, seconds or 0.0)
+        packed = self.costs.prefill_seconds(uncached, match.tokens, load=self._load(), packed=True)
+        self._computing.start(request.id, self._groups.path_of(request.id), now, seconds or 0.0, packed)
         if not request.streams and seconds is not None:
             self._unseen.add(request.id)
         flushed = self._flushed.pop(request.id, None)
