@@ -34,7 +34,7 @@ class Servers:
         self._engine_url = f"http://127.0.0.1:{port}"
         try:
             self._loop.run(self._start())
-        except BaseException:
+        except BaseException:  # Ctrl-C too: what was started must not outlive this
             self.close()
             raise
 
