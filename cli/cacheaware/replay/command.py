@@ -70,14 +70,22 @@ class Inputs:
     notes: Sequence[str]
 
 
-def main(options: Options, out: Path, console: Console, errors: Console) -> int:
+def read_or_tell(command: str, options: Options, console: Console, errors: Console) -> Inputs | None:
+    """What `read` reads, with its notes said; None once it was said why it cannot be read."""
     try:
         inputs = read(options)
     except (ReplayError, OSError) as error:
-        errors.print(f"cacheaware replay: {error}", highlight=False, soft_wrap=True, markup=False)
-        return 1
+        errors.print(f"cacheaware {command}: {error}", highlight=False, soft_wrap=True, markup=False)
+        return None
     for note in inputs.notes:
         console.print(f"Note: {note}", highlight=False, markup=False)
+    return inputs
+
+
+def main(options: Options, out: Path, console: Console, errors: Console) -> int:
+    inputs = read_or_tell("replay", options, console, errors)
+    if inputs is None:
+        return 1
     comparison = run(inputs, ordered([*options.policies, *options.baselines]), errors)
     console.print(render(comparison), highlight=False)
     out.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from cacheaware.explain import PoolLines
 from cacheaware.replay.causes import Missed, missed
-from cacheaware.replay.command import Inputs, Options, read, run
-from cacheaware.replay.errors import ReplayError
+from cacheaware.replay.command import Inputs, Options, read_or_tell, run
 from cacheaware.replay.policies import PolicyName
 from cacheaware.replay.simulation import Outcome
 from cacheaware.replay.virtual_operator import view_of
@@ -21,13 +20,9 @@ from cacheaware_sidecar.tiers import promise_of
 
 
 def main(options: Options, console: Console, errors: Console) -> int:
-    try:
-        inputs = read(options)
-    except (ReplayError, OSError) as error:
-        errors.print(f"cacheaware explain: {error}", highlight=False, soft_wrap=True, markup=False)
+    inputs = read_or_tell("explain", options, console, errors)
+    if inputs is None:
         return 1
-    for note in inputs.notes:
-        console.print(f"Note: {note}", highlight=False, markup=False)
     outcome = run(inputs, [PolicyName.CACHEAWARE], errors).of(PolicyName.CACHEAWARE)
     causes = causes_of(inputs, outcome)
     for line in _kept(outcome, causes):
