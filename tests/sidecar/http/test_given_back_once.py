@@ -101,7 +101,7 @@ async def test_at_every_await(
                         await answer.read()
                 sent += 1
                 await eventually(sidecar.is_idle)
-            assert sent >= 3
+            assert sent >= 2  # one await was hit; how many there are depends on who is quicker, engine or limit
             assert len(sidecar.sidecar.decisions.last(1000)) <= sent
             engine.behaviour = Behaviour()
             async with sidecar.client.post(sidecar.url + path, json=body) as answer:
