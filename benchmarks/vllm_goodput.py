@@ -44,6 +44,7 @@ class Front:
     server: Server
     place: ReplicaPlace
     process: subprocess.Popen[bytes]
+    log: Path
     goodputs: list[float] = field(default_factory=list)  # requests a second within their tier's promise
     served: list[Served] = field(default_factory=list)  # without openings, of all runs
     seconds: float = 0.0
@@ -61,13 +62,14 @@ class Front:
             process = subprocess.Popen(
                 [sys.executable, "-m", "cacheaware_sidecar", *flags], stdout=output, stderr=subprocess.STDOUT
             )
-        return cls(server, place, process)
+        return cls(server, place, process, log)
 
     async def ready(self, client: SidecarClient) -> None:
         deadline = time.monotonic() + STARTING_S
         while not await client.ready():
             if time.monotonic() > deadline or self.process.poll() is not None:
-                raise Unavailable(f"the sidecar of the {self.server.name} server did not become ready")
+                said = self.log.read_text(errors="replace")[-1000:]
+                raise Unavailable(f"the sidecar of the {self.server.name} server did not become ready:\n{said}")
             await asyncio.sleep(0.2)
 
     async def run(self, session: aiohttp.ClientSession, load: Load, number: int) -> None:
@@ -112,7 +114,10 @@ async def measure(
         for number in range(rounds):
             for front in fronts if number % 2 == 0 else fronts[::-1]:
                 await front.run(session, load, number)
-                print(f"demo's load {number + 1} of {rounds}: {front.server.name} done", file=sys.stderr)
+                print(
+                    f"demo's load {number + 1} of {rounds}: {front.server.name} kept {front.goodputs[-1]:.2f} promises/s",
+                    file=sys.stderr,
+                )
         return fronts
     finally:
         for front in fronts:
