@@ -134,7 +134,7 @@ class StubEngine:
 
     async def count(self, number: int) -> list[Recorded]:
         """Wait until so many generations have arrived."""
-        async with asyncio.timeout(10), self.arrived:
+        async with asyncio.timeout(30), self.arrived:
             await self.arrived.wait_for(lambda: len(self.requests) >= number)
         return self.requests
 

@@ -193,7 +193,7 @@ def mutated_request(rng: random.Random) -> bytes:
     return bytes(request)
 
 
-async def campaign(seed: int, requests: int, *, batch: int = 200, at_once: int = 16, seconds: float = 10.0) -> Outcome:
+async def campaign(seed: int, requests: int, *, batch: int = 200, at_once: int = 16) -> Outcome:
     """Send so many requests to a sidecar in front of a stub, and look at everything afterwards. The engine behaves
     alike during a batch.
     """
@@ -211,7 +211,7 @@ async def campaign(seed: int, requests: int, *, batch: int = 200, at_once: int =
 
             async def one(request: bytes) -> None:
                 async with limit:
-                    answer = await raw_exchange(sidecar.url, request, seconds)
+                    answer = await raw_exchange(sidecar.url, request, whole=True)
                     problem = _judged(request, answer)
                     if answer.data:
                         outcome.statuses[answer.status] += 1
@@ -262,7 +262,7 @@ def _leak(body: Mapping[str, Any]) -> str | None:
 
 async def _all_given_back(sidecar: Running, outcome: Outcome) -> None:
     try:
-        await eventually(sidecar.is_idle, 10)
+        await eventually(sidecar.is_idle)
     except TimeoutError:
         gate = sidecar.sidecar.gate
         outcome.faults.append(Fault(b"", f"left behind: {gate.queued} queued, {gate.in_flight} in flight"))

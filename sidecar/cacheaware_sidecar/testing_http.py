@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
 
+_NEVER = 60.0  # seconds; what has not come by then does not come
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RawAnswer:
@@ -73,19 +75,18 @@ class RawConnection:
         with contextlib.suppress(ConnectionError):
             await self.writer.drain()
 
-    async def rest(self, seconds: float = 10.0, until: bytes | None = None) -> RawAnswer:
-        """Read to the end of the connection, or until `until` has come; for at most so many seconds."""
-        data, closed = bytearray(), False
+    async def rest(self, until: bytes | None = None, *, whole: bool = False) -> RawAnswer:
+        """Read to the end of the connection; or until `until` has come; or until an answer is there `whole`."""
+        answer = RawAnswer(b"", False)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not closed and (until is None or until not in data):
+            async with asyncio.timeout(_NEVER):
+                while not (answer.closed or (until is not None and until in answer.data) or (whole and answer.whole)):
                     try:
                         chunk = await self.reader.read(65536)
                     except ConnectionError:
                         chunk = b""
-                    closed = not chunk
-                    data += chunk
-        return RawAnswer(bytes(data), closed)
+                    answer = RawAnswer(answer.data + chunk, not chunk)
+        return answer
 
 
 @contextlib.asynccontextmanager
@@ -101,8 +102,8 @@ async def raw_connection(url: str) -> AsyncIterator[RawConnection]:
             await writer.wait_closed()
 
 
-async def raw_exchange(url: str, data: bytes, seconds: float = 10.0, until: bytes | None = None) -> RawAnswer:
+async def raw_exchange(url: str, data: bytes, *, whole: bool = False) -> RawAnswer:
     """Send bytes on a connection of their own and read what comes back."""
     async with raw_connection(url) as connection:
         await connection.send(data)
-        return await connection.rest(seconds, until)
+        return await connection.rest(whole=whole)

@@ -11,12 +11,14 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
 
 from cacheaware_sidecar.testing import Behaviour, StubEngine
+
+_PATIENCE = 120.0  # seconds for a process to start, or to end: far more than either takes
 
 
 class Process:
@@ -42,13 +44,13 @@ class Process:
             self._process.kill()
         await self._process.wait()
 
-    async def ended(self, seconds: float = 20.0) -> int:
+    async def ended(self) -> int:
         """The exit code."""
-        return await asyncio.wait_for(self._process.wait(), seconds)
+        return await asyncio.wait_for(self._process.wait(), _PATIENCE)
 
-    async def ready(self, wanted: bool = True, seconds: float = 20.0) -> None:
+    async def ready(self, wanted: bool = True) -> None:
         """Another process can only be asked again and again."""
-        async with asyncio.timeout(seconds), aiohttp.ClientSession() as client:
+        async with asyncio.timeout(_PATIENCE), aiohttp.ClientSession() as client:
             while await self._asked(client) is not wanted:  # noqa: ASYNC110  # it happens in another process
                 await asyncio.sleep(0.02)
 
@@ -60,29 +62,40 @@ class Process:
             return False
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+@contextlib.contextmanager
+def kept_port() -> Iterator[int]:
+    """A port that the system chose and gives to nobody else meanwhile: a server may listen there, and start again."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers have it
+        kept.bind(("127.0.0.1", 0))
+        port = int(kept.getsockname()[1])
+        if sys.platform != "linux":
+            kept.close()  # only there may somebody listen on a port that another has and does not listen on
+        yield port
 
 
 @contextlib.asynccontextmanager
 async def engine_process(
     kv_socket: Path, *, words: int, pause: float, port: int | None = None
 ) -> AsyncIterator[Process]:
-    port = port or free_port()
-    arguments = [str(port), str(kv_socket), str(words), str(pause)]
-    process = Process(
-        await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cacheaware_sidecar.testing_process", *arguments, stderr=asyncio.subprocess.DEVNULL
-        ),
-        f"http://127.0.0.1:{port}",
-    )
-    try:
-        await process.ready()
-        yield process
-    finally:
-        await process.kill()
+    with contextlib.ExitStack() as kept:
+        port = port or kept.enter_context(kept_port())
+        arguments = [str(port), str(kv_socket), str(words), str(pause)]
+        process = Process(
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "cacheaware_sidecar.testing_process",
+                *arguments,
+                stderr=asyncio.subprocess.DEVNULL,
+            ),
+            f"http://127.0.0.1:{port}",
+        )
+        try:
+            await process.ready()
+            yield process
+        finally:
+            await process.kill()
 
 
 @contextlib.asynccontextmanager
@@ -90,20 +103,23 @@ async def sidecar_process(
     engine_url: str, kv_socket: Path, folder: Path, *flags: str, log: Path | None = None, port: int | None = None
 ) -> AsyncIterator[Process]:
     """Its files are in `folder`, as `testing_sidecar.write_files` wrote them; ready when this gives it."""
-    port, control_port = port or free_port(), free_port()
-    with open("/dev/null" if log is None else log, "wb") as output:  # noqa: ASYNC230  # nobody waits yet
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "cacheaware_sidecar", "--engine-url", engine_url, "--kv-socket", str(kv_socket)),
-            *("--view-file", str(folder / "view.json"), "--secrets-dir", str(folder / "secrets")),
-            *("--port", str(port), "--control-port", str(control_port), *flags),
-            stderr=output,
-        )
-    running = Process(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{control_port}")
-    try:
-        await running.ready()
-        yield running
-    finally:
-        await running.kill()
+    with contextlib.ExitStack() as kept:
+        port = port or kept.enter_context(kept_port())
+        control_port = kept.enter_context(kept_port())
+        with open("/dev/null" if log is None else log, "wb") as output:  # noqa: ASYNC230  # nobody waits yet
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "cacheaware_sidecar", "--engine-url", engine_url),
+                *("--kv-socket", str(kv_socket), "--view-file", str(folder / "view.json")),
+                *("--secrets-dir", str(folder / "secrets")),
+                *("--port", str(port), "--control-port", str(control_port), *flags),
+                stderr=output,
+            )
+        running = Process(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{control_port}")
+        try:
+            await running.ready()
+            yield running
+        finally:
+            await running.kill()
 
 
 async def _serve(port: int, kv_socket: Path, words: int, pause: float) -> None:

@@ -20,6 +20,9 @@ from cacheaware_sidecar.sidecar import Sidecar
 from cacheaware_sidecar.testing import MODEL
 
 CONTROL_TOKEN = "control-token-of-the-test"
+# Seconds for what happens at once: far more than a busy machine takes, and less than any limit of a sidecar that would
+# make it happen too.
+SOON = 30.0
 
 
 def tier(name: str, priority: int = 0, weight: int = 1, **more: Any) -> dict[str, Any]:
@@ -199,8 +202,8 @@ class CancelledAt:
                 throw = error
 
 
-async def eventually(true: Callable[[], bool], seconds: float = 5.0) -> None:
+async def eventually(true: Callable[[], bool]) -> None:
     """Wait for what no event tells. Fails with a TimeoutError."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(SOON):
         while not true():  # noqa: ASYNC110  # the condition belongs to another object, which has no event for it
             await asyncio.sleep(0.002)

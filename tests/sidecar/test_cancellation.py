@@ -13,10 +13,9 @@ import pytest
 from aiohttp import web
 
 from cacheaware_sidecar.testing import Behaviour, StubEngine
-from cacheaware_sidecar.testing_sidecar import CancelledAt, Running, eventually, running_sidecar
+from cacheaware_sidecar.testing_sidecar import SOON, CancelledAt, Running, eventually, running_sidecar
 
 CHAT = "/v1/chat/completions"
-WITHIN = 1.0  # seconds
 
 
 def body(streams: bool, **more: Any) -> dict[str, Any]:
@@ -47,8 +46,8 @@ async def test_the_engine_learns_at_once_that_a_client_has_left(
     (request,) = await engine.count(1)
     assert not sidecar.is_idle()
     await cancel(call)
-    await asyncio.wait_for(request.left.wait(), WITHIN)
-    await eventually(sidecar.is_idle, WITHIN)
+    await asyncio.wait_for(request.left.wait(), SOON)
+    await eventually(sidecar.is_idle)
     assert [one.outcome for one in sidecar.sidecar.decisions.last(5)] == ["cancelled"]
 
 
@@ -58,8 +57,8 @@ async def test_a_stream_is_cancelled_in_its_middle(sidecar: Running, engine: Stu
         async with client.post(sidecar.url + CHAT, json=body(True)) as answer:
             await answer.content.readline()
             answer.close()
-        await asyncio.wait_for(engine.requests[0].left.wait(), WITHIN)
-    await eventually(sidecar.is_idle, WITHIN)
+        await asyncio.wait_for(engine.requests[0].left.wait(), SOON)
+    await eventually(sidecar.is_idle)
 
 
 async def test_a_request_that_leaves_while_it_waits_is_never_forwarded(engine: StubEngine, folder: Path) -> None:
@@ -73,7 +72,7 @@ async def test_a_request_that_leaves_while_it_waits_is_never_forwarded(engine: S
         await eventually(lambda: sidecar.sidecar.gate.queued == 3)
         for call in waits:
             await cancel(call)
-        await eventually(lambda: sidecar.sidecar.gate.queued == 1, WITHIN)
+        await eventually(lambda: sidecar.sidecar.gate.queued == 1)
         let_go.set()
         await asyncio.gather(first, last)
         assert [request.json.get("user") for request in engine.requests] == [None, "stayer"]
@@ -98,13 +97,13 @@ async def test_cancelling_one_request_leaves_others_alone_whatever_ids_they_chos
         assert not {request.headers["x-request-id"] for request in requests} & {"a", "ab"}
         assert all("request_id" not in request.json for request in requests)
         await cancel(a)
-        await eventually(lambda: sum(request.left.is_set() for request in requests) == 1, WITHIN)
+        await eventually(lambda: sum(request.left.is_set() for request in requests) == 1)
         let_go.set()
         assert await ab == 200
 
 
 async def test_a_thousand_random_cancellations_leave_nothing_behind(engine: StubEngine, folder: Path) -> None:
-    engine.behaviour = Behaviour(words=("x",) * 20, pause=0.002)
+    engine.behaviour = Behaviour(words=("x",) * 20, flush=True)
     rng = random.Random(7)
     async with (
         running_sidecar(engine, folder, engine_slots=8) as sidecar,
@@ -113,13 +112,18 @@ async def test_a_thousand_random_cancellations_leave_nothing_behind(engine: Stub
 
         async def one() -> None:
             message = body(rng.random() < 0.7, service_tier=rng.choice(["gold", "bronze"]), n=rng.choice([1, 1, 2]))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(rng.random() ** 2 * 0.15):
-                    async with client.post(sidecar.url + CHAT, json=message) as answer:
-                        await answer.read()
+            async with client.post(sidecar.url + CHAT, json=message) as answer:
+                await answer.read()
+
+        async def left_at_any_turn() -> None:
+            """Turns of the event loop, and no seconds: a request takes as many on any machine."""
+            call = asyncio.create_task(one())
+            for _ in range(int(rng.random() ** 2 * 300)):
+                await asyncio.sleep(0)
+            await cancel(call)
 
         for _ in range(20):
-            await asyncio.gather(*(one() for _ in range(50)))
+            await asyncio.gather(*(left_at_any_turn() for _ in range(50)))
         await eventually(sidecar.is_idle)
         await eventually(lambda: all(request.left.is_set() or request.ended.is_set() for request in engine.requests))
         outcomes = [decision.outcome for decision in sidecar.sidecar.decisions.last(1000)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from cacheaware_api import wire
+from cacheaware_api.testing_time import standing_still
 from cacheaware_sidecar.testing import StubEngine
 from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar, tier, view, view_json
 
@@ -136,8 +136,9 @@ async def test_a_request_waits_for_a_view_that_is_just_being_applied(sidecar: Ru
     new = view(2, tiers=[tier("solo", nominal=90)], defaultTier="solo")
     sidecar.sidecar.views.offer(new)
     assert not sidecar.sidecar.link.state.ready
-    async with sidecar.client.post(sidecar.url + "/v1/completions", json={"prompt": "Hi"}) as answer:
-        assert (answer.status, answer.headers["x-cacheaware-tier"]) == (200, "solo")
+    with standing_still():  # it does not wait for ever
+        async with sidecar.client.post(sidecar.url + "/v1/completions", json={"prompt": "Hi"}) as answer:
+            assert (answer.status, answer.headers["x-cacheaware-tier"]) == (200, "solo")
     assert engine.quotas is not None
     assert engine.quotas.revision.number == 2
 
@@ -146,7 +147,11 @@ async def test_a_request_waits_for_a_view_that_is_just_being_applied(sidecar: Ru
 async def test_a_ledger_that_makes_no_sense_is_no_ledger(folder: Path, text: str) -> None:
     from aiohttp import web
 
+    asked = 0
+
     async def nonsense(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
         return web.Response(text=text)
 
     app = web.Application()
@@ -158,7 +163,7 @@ async def test_a_ledger_that_makes_no_sense_is_no_ledger(folder: Path, text: str
     engine.port = 1
     try:
         async with running_sidecar(engine, folder, wait_ready=False) as sidecar:
-            await asyncio.sleep(0.05)
+            await eventually(lambda: asked >= 2)
             assert sidecar.sidecar.link.ledger is None
             assert not sidecar.sidecar.failed.is_set()
     finally:

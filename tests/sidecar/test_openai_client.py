@@ -11,8 +11,9 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
+from cacheaware_api.testing_time import let_pass
 from cacheaware_sidecar.testing import Behaviour, StubEngine
-from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar, view_json
+from cacheaware_sidecar.testing_sidecar import SOON, Running, eventually, running_sidecar, view_json
 
 KEYS = {"key-of-zeta": {"tenant": "zeta", "tiers": ["bronze"]}}
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
@@ -22,7 +23,7 @@ MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What 
 async def sidecar(engine: StubEngine, folder: Path) -> AsyncIterator[Running]:
     wanted = view_json(identity={"type": "APIKeys"}, sharing="Tenant")
     async with running_sidecar(
-        engine, folder, wanted=wanted, keys=KEYS, engine_slots=1, max_queue=1, first_byte_timeout=0.3
+        engine, folder, wanted=wanted, keys=KEYS, engine_slots=1, max_queue=1, first_byte_timeout=10
     ) as running:
         yield running
 
@@ -109,8 +110,11 @@ class TestErrors:
 
     async def test_an_engine_that_is_silent(self, client: AsyncOpenAI, engine: StubEngine) -> None:
         engine.behaviour = Behaviour(hang_after=0)
+        call = asyncio.create_task(client.chat.completions.create(model="m", messages=MESSAGES, stream=True))
+        await engine.count(1)
+        let_pass(10)
         with pytest.raises(openai.InternalServerError) as caught:
-            await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+            await call
         assert caught.value.status_code == 504
 
     async def test_an_engine_that_is_gone(self, client: AsyncOpenAI, engine: StubEngine) -> None:
@@ -138,8 +142,8 @@ async def test_a_stream_that_the_client_closes_ends_in_the_engine(
     async for _ in stream:
         break
     await stream.close()
-    await asyncio.wait_for(engine.requests[0].left.wait(), 1)
-    await eventually(sidecar.is_idle, 1)
+    await asyncio.wait_for(engine.requests[0].left.wait(), SOON)
+    await eventually(sidecar.is_idle)
 
 
 async def test_the_clients_own_retries_ride_out_an_engine_that_comes_back(

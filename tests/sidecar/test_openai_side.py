@@ -13,9 +13,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from cacheaware_api.testing_time import standing_still
 from cacheaware_sidecar.app import plain_errors
 from cacheaware_sidecar.testing import Behaviour, StubEngine
-from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar, tier, view_json
+from cacheaware_sidecar.testing_sidecar import SOON, Running, eventually, running_sidecar, tier, view_json
 
 CHAT = "/v1/chat/completions"
 HI = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -86,8 +87,9 @@ class TestPaths:
         async with running_sidecar(engine, folder, engine_slots=1) as sidecar:
             calls = [asyncio.create_task(send(sidecar)) for _ in range(3)]
             await eventually(lambda: sidecar.sidecar.gate.queued == 2)
-            async with sidecar.client.get(sidecar.url + "/metrics") as answer:
-                page = await answer.text()
+            with standing_still():  # the engine's page is waited for two seconds
+                async with sidecar.client.get(sidecar.url + "/metrics") as answer:
+                    page = await answer.text()
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
@@ -253,11 +255,9 @@ class TestIdentity:
                 return (await send(sidecar, "/v1/models", method="GET", Authorization=f"Bearer {key}"))[0]
 
             async def becomes(key: str, wanted: int) -> None:
-                for _ in range(250):
-                    if await status(key) == wanted:
-                        return
-                    await asyncio.sleep(0.02)
-                pytest.fail(f"{key} never got {wanted}")
+                async with asyncio.timeout(SOON):
+                    while await status(key) != wanted:  # noqa: ASYNC110  # a file that is looked at now and then
+                        await asyncio.sleep(0.02)
 
             assert await status("key-of-new") == 401
             keys_file.write_text(json.dumps(api_keys_json({"key-of-new": {"tenant": "n", "tiers": ["bronze"]}})))

@@ -11,7 +11,7 @@ import pytest
 
 from cacheaware_sidecar import pre_stop
 from cacheaware_sidecar.testing import StubEngine
-from cacheaware_sidecar.testing_sidecar import CONTROL_TOKEN, Running, eventually
+from cacheaware_sidecar.testing_sidecar import CONTROL_TOKEN, SOON, Running, eventually
 
 
 class Time:
@@ -76,10 +76,10 @@ async def test_the_hook_holds_its_mark_until_the_last_request_has_ended(sidecar:
         hook = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "cacheaware_sidecar.pre_stop", *arguments, "--delay=0", stdout=asyncio.subprocess.PIPE
         )
-        await eventually(lambda: sidecar.sidecar.traffic.draining, seconds=20)
+        await eventually(lambda: sidecar.sidecar.traffic.draining)
         assert mark.exists()
         assert hook.returncode is None
-    said, _ = await asyncio.wait_for(hook.communicate(), 20)
+    said, _ = await asyncio.wait_for(hook.communicate(), SOON)
     assert said == b"drained\n"
     assert await hook.wait() == 0
     assert not mark.exists()

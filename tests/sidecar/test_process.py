@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -17,8 +16,10 @@ import pytest
 
 from cacheaware_sidecar.settings import Settings, parse
 from cacheaware_sidecar.testing import Behaviour, StubEngine
+from cacheaware_sidecar.testing_process import kept_port
 from cacheaware_sidecar.testing_sidecar import view_json, write_files
 
+PATIENCE = 120.0  # seconds for a process to start, or to end: far more than either takes
 REQUIRED = ["--engine-url", "http://127.0.0.1:1", "--kv-socket", "s", "--view-file", "v", "--secrets-dir", "d"]
 
 
@@ -94,15 +95,9 @@ class Process:
         self._process.send_signal(signal.SIGTERM)
 
     async def ended(self) -> tuple[int, str]:
-        _, log = await asyncio.wait_for(self._process.communicate(), 20)
+        _, log = await asyncio.wait_for(self._process.communicate(), PATIENCE)
         assert self._process.returncode is not None
         return self._process.returncode, log.decode()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 async def start(engine: StubEngine, folder: Path, *more: str) -> asyncio.subprocess.Process:
@@ -119,22 +114,22 @@ async def start(engine: StubEngine, folder: Path, *more: str) -> asyncio.subproc
 @contextlib.asynccontextmanager
 async def running(engine: StubEngine, folder: Path, wanted: Any, keys: Any, *more: str) -> AsyncIterator[Process]:
     write_files(folder, wanted, keys)
-    port, control_port = free_port(), free_port()
-    process = await start(engine, folder, "--port", str(port), "--control-port", str(control_port), *more)
-    found = Process(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{control_port}")
-    try:
-        async with aiohttp.ClientSession() as client:
-            await _until(lambda: _ready(client, found.url), True)
-        yield found
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
+    with kept_port() as port, kept_port() as control_port:
+        process = await start(engine, folder, "--port", str(port), "--control-port", str(control_port), *more)
+        found = Process(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{control_port}")
+        try:
+            async with aiohttp.ClientSession() as client:
+                await _until(lambda: _ready(client, found.url), True)
+            yield found
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
 
 
 async def _until(asked: Callable[[], Awaitable[bool]], wanted: bool) -> None:
     """Another process can only be asked again and again."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while await asked() is not wanted:  # noqa: ASYNC110  # what is waited for happens in another process
             await asyncio.sleep(0.02)
 
@@ -199,7 +194,7 @@ async def test_a_stream_that_does_not_end_is_cut_after_the_drain_timeout(engine:
         await answer.content.readline()
         process.terminate()
         code, _ = await process.ended()
-        await asyncio.wait_for(engine.requests[0].left.wait(), 5)
+        await asyncio.wait_for(engine.requests[0].left.wait(), PATIENCE)
     assert code == 0
 
 
@@ -241,7 +236,7 @@ class TestStart:
     ) -> None:
         write_files(folder, wanted, None)
         process = await start(engine, folder, "--port", "0", "--control-port", "0")
-        _, said = await asyncio.wait_for(process.communicate(), 20)
+        _, said = await asyncio.wait_for(process.communicate(), PATIENCE)
         assert process.returncode == 2
         assert names in said.decode()
         assert said.count(b"\n") == 1
@@ -250,13 +245,13 @@ class TestStart:
         write_files(folder, view_json(), None)
         (folder / "secrets" / "salt-key").unlink()
         process = await start(engine, folder, "--port", "0", "--control-port", "0")
-        _, said = await asyncio.wait_for(process.communicate(), 20)
+        _, said = await asyncio.wait_for(process.communicate(), PATIENCE)
         assert process.returncode == 2
         assert "salt-key" in said.decode()
 
     async def test_a_port_in_use_is_named(self, engine: StubEngine, folder: Path) -> None:
         write_files(folder, view_json(), None)
         process = await start(engine, folder, "--port", str(engine.port), "--control-port", "0")
-        _, said = await asyncio.wait_for(process.communicate(), 20)
+        _, said = await asyncio.wait_for(process.communicate(), PATIENCE)
         assert process.returncode == 2
         assert str(engine.port) in said.decode()

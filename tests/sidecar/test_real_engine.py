@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cacheaware_sidecar.testing_sidecar import Running, running_sidecar
+from cacheaware_sidecar.testing_sidecar import SOON, Running, running_sidecar
 
 pytest.importorskip("torch", reason="needs the engine extra")
 
@@ -68,7 +68,7 @@ async def test_blocks_are_set_aside_for_a_group_that_grows(real: tuple[Any, Runn
         return dict(answer["set_aside"])
 
     await asyncio.gather(ask(sidecar, DOCUMENT, "Which books?"), ask(sidecar, DOCUMENT, "Which maps?"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SOON):
         while not (found := await set_aside()):  # noqa: ASYNC110  # the engine has no event for it
             await asyncio.sleep(0.05)
     _, said = await sidecar.control("GET", "/pool/status")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cacheaware_sidecar.testing import Behaviour, StubEngine
-from cacheaware_sidecar.testing_sidecar import Running, api_keys_json, eventually, running_sidecar, view_json
+from cacheaware_sidecar.testing_sidecar import SOON, Running, api_keys_json, eventually, running_sidecar, view_json
 
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
@@ -88,7 +88,7 @@ async def is_let_in(sidecar: Running, headers: Headers) -> bool:
 
 
 async def until(sidecar: Running, headers: Headers, let_in: bool) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SOON):
         while await is_let_in(sidecar, headers) is not let_in:  # noqa: ASYNC110  # a file that is looked at now and then
             await asyncio.sleep(0.02)
 

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from cacheaware_api.testing_time import let_pass, standing_still
 from cacheaware_sidecar.engine_client import KEEP_ALIVE_SECONDS
 from cacheaware_sidecar.testing import Behaviour, StubEngine, stream_events
-from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar
+from cacheaware_sidecar.testing_sidecar import SOON, Running, eventually, running_sidecar
 from cacheaware_sidecar.upstream import engine_session
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -209,28 +211,41 @@ class TestBreaking:
 class TestTimeLimits:
     async def test_no_first_byte_is_504_and_the_engine_is_told(self, engine: StubEngine, folder: Path) -> None:
         engine.behaviour = Behaviour(hang_after=0)
-        async with running_sidecar(engine, folder, first_byte_timeout=0.1) as sidecar:
-            status, _, headers = await post(sidecar, BODY)
+        async with running_sidecar(engine, folder, first_byte_timeout=10) as sidecar:
+            asked = asyncio.create_task(post(sidecar, BODY))
+            await engine.count(1)
+            let_pass(10)
+            status, _, headers = await asked
             assert (status, headers["x-cacheaware-reason"]) == (504, "no-first-byte")
             assert headers["x-should-retry"] == "false"
-            await asyncio.wait_for(engine.requests[0].left.wait(), 1)
+            await asyncio.wait_for(engine.requests[0].left.wait(), SOON)
             assert sidecar.is_idle()
 
     async def test_no_answer_in_time_is_504(self, engine: StubEngine, folder: Path) -> None:
         engine.behaviour = Behaviour(hang_after=0)
-        async with running_sidecar(engine, folder, request_timeout=0.1) as sidecar:
-            status, _, headers = await post(sidecar, {**BODY, "stream": False})
+        async with running_sidecar(engine, folder, request_timeout=10) as sidecar:
+            asked = asyncio.create_task(post(sidecar, {**BODY, "stream": False}))
+            await engine.count(1)
+            let_pass(10)
+            status, _, headers = await asked
             assert (status, headers["x-cacheaware-reason"]) == (504, "request-timeout")
-            await asyncio.wait_for(engine.requests[0].left.wait(), 1)
+            await asyncio.wait_for(engine.requests[0].left.wait(), SOON)
 
     async def test_a_stream_has_no_total_limit(self, engine: StubEngine, folder: Path) -> None:
-        engine.behaviour = Behaviour(words=("x",) * 60, pause=0.02)  # 1.2 s
-        async with running_sidecar(
-            engine, folder, request_timeout=0.12, first_byte_timeout=0.12, idle_timeout=0.5, connect_timeout=0.12
-        ) as sidecar:
-            _, body, _ = await post(sidecar, BODY)
-            assert body.endswith(b"data: [DONE]\n\n")
-            assert body.count(b"data: ") == 61
+        engine.behaviour = Behaviour(words=("x",) * 60, pause=5)  # five minutes
+        async with (
+            running_sidecar(
+                engine, folder, request_timeout=20, first_byte_timeout=20, idle_timeout=20, connect_timeout=20
+            ) as sidecar,
+            sidecar.client.post(sidecar.url + CHAT, json=WANTS_USAGE, timeout=aiohttp.ClientTimeout()) as answer,
+        ):
+            body = b""
+            async for line in answer.content:
+                body += line
+                if line.startswith(b"data: "):
+                    let_pass(5)
+        assert body.endswith(b"data: [DONE]\n\n")
+        assert body.count(b"data: ") == 62
 
     async def test_the_client_library_sets_no_limit_of_its_own(self, engine: StubEngine, folder: Path) -> None:
         async with engine_session(connect_timeout=5.0) as session:
@@ -240,18 +255,26 @@ class TestTimeLimits:
 
     async def test_silence_ends_a_stream_with_an_error_event(self, engine: StubEngine, folder: Path) -> None:
         engine.behaviour = Behaviour(hang_after=2, flush=True)
-        async with running_sidecar(engine, folder, idle_timeout=0.1) as sidecar:
-            _, body, _ = await post(sidecar, BODY)
+        async with (
+            running_sidecar(engine, folder, idle_timeout=10) as sidecar,
+            sidecar.client.post(sidecar.url + CHAT, json=BODY) as answer,
+        ):
+            said = [await answer.content.readline() for _ in range(3)]  # an event, a blank line, an event
+            let_pass(12)  # the limit is moved now and then only, and is a little longer
+            body = b"".join(said) + await answer.read()
             assert last_error(body)["code"] == "idle-timeout"
-            await asyncio.wait_for(engine.requests[0].left.wait(), 1)
+            await asyncio.wait_for(engine.requests[0].left.wait(), SOON)
             await eventually(sidecar.is_idle)
 
     async def test_a_client_that_does_not_read_loses_its_place(self, engine: StubEngine, folder: Path) -> None:
         event = b'data: {"choices": [{"text": "' + b"x" * 500_000 + b'"}]}\n\n'
         engine.behaviour = Behaviour(pieces=(event,) * 100)  # more than the sockets of both hops can hold
-        async with running_sidecar(engine, folder, idle_timeout=0.3) as sidecar:
+        async with running_sidecar(engine, folder, idle_timeout=10) as sidecar:
             async with sidecar.client.post(sidecar.url + CHAT, json=BODY) as answer:
-                await asyncio.wait_for(engine.requests[0].left.wait(), 5)
+                async with asyncio.timeout(1000):
+                    while not engine.requests[0].left.is_set():  # time passes only here
+                        let_pass(1)
+                        await asyncio.sleep(0.01)
                 await eventually(sidecar.is_idle)
                 answer.close()
             assert sidecar.sidecar.decisions.last(1)[0].outcome == "cancelled"
@@ -271,9 +294,11 @@ class TestNoEngine:
     async def test_a_connection_that_the_engine_may_be_closing_is_not_used_again(
         self, sidecar: Running, engine: StubEngine
     ) -> None:
-        for gap in (0.0, KEEP_ALIVE_SECONDS + 0.1, 0.0):
-            assert (await post(sidecar, {**BODY, "stream": False}))[0] == 200
-            await asyncio.sleep(gap)
+        whole = {**BODY, "stream": False}
+        with standing_still():
+            assert [(await post(sidecar, whole))[0] for _ in range(2)] == [200, 200]
+            let_pass(KEEP_ALIVE_SECONDS)
+            assert (await post(sidecar, whole))[0] == 200
         first, second, later = (request.peer for request in engine.requests)
         assert first == second != later  # kept while it is surely open, dropped before any server would close it
         assert KEEP_ALIVE_SECONDS < 1

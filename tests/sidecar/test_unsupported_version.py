@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from aiohttp import web
 
 from cacheaware_api import wire
 from cacheaware_sidecar.testing import StubEngine, plain_vllm_page
+from cacheaware_sidecar.testing_process import kept_port
 from cacheaware_sidecar.testing_sidecar import CONTROL_TOKEN, view_json, write_files
 
 WHY = "tier quotas are not enforced: vLLM 0.99.0 is not supported: use one of 0.31.x, 0.32.x"
@@ -34,33 +34,26 @@ async def kv_socket(tmp_path: Path) -> AsyncIterator[Path]:
     await runner.cleanup()
 
 
-def free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
-            each.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1]), int(other.getsockname()[1])
-
-
 async def test_it_serves_by_estimate_and_says_which_version_it_is(folder: Path, kv_socket: Path) -> None:
     write_files(folder, view_json(), None)
-    port, control = free_ports()
-    async with StubEngine(None) as engine, aiohttp.ClientSession() as client:
-        engine.metrics_page = plain_vllm_page(101)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cacheaware_sidecar", "--engine-url", engine.url, "--kv-socket", str(kv_socket),
-            "--port", str(port), "--control-port", str(control),
-            "--view-file", str(folder / "view.json"), "--secrets-dir", str(folder / "secrets"),
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(30):
-                while not await ready(client, port):  # noqa: ASYNC110  # it happens in another process
-                    await asyncio.sleep(0.05)
-            headers = {"Authorization": f"Bearer {CONTROL_TOKEN}"}
-            async with client.get(f"http://127.0.0.1:{control}/pool/status", headers=headers) as answer:
-                told = wire.from_json(wire.PoolStatus, await answer.json())
-        finally:
-            process.terminate()
-            code = await process.wait()
+    with kept_port() as port, kept_port() as control:
+        async with StubEngine(None) as engine, aiohttp.ClientSession() as client:
+            engine.metrics_page = plain_vllm_page(101)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "cacheaware_sidecar", "--engine-url", engine.url, "--kv-socket", str(kv_socket),
+                "--port", str(port), "--control-port", str(control),
+                "--view-file", str(folder / "view.json"), "--secrets-dir", str(folder / "secrets"),
+            )  # fmt: skip
+            try:
+                async with asyncio.timeout(120):
+                    while not await ready(client, port):  # noqa: ASYNC110  # it happens in another process
+                        await asyncio.sleep(0.05)
+                headers = {"Authorization": f"Bearer {CONTROL_TOKEN}"}
+                async with client.get(f"http://127.0.0.1:{control}/pool/status", headers=headers) as answer:
+                    told = wire.from_json(wire.PoolStatus, await answer.json())
+            finally:
+                process.terminate()
+                code = await process.wait()
     assert told.enforcement is wire.Enforcement.ESTIMATE_ONLY
     (quotas,) = [each for each in told.conditions if each.type == "QuotaEnforced"]
     assert (quotas.status, quotas.reason) == ("False", "UnsupportedVersion")

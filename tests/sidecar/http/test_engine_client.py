@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from cacheaware_api.testing_time import let_pass, standing_still
 from cacheaware_sidecar.engine_client import KEEP_ALIVE_SECONDS, ConnectFailed, EngineClient
 from cacheaware_sidecar.engine_connection import Broken
-from cacheaware_sidecar.testing_sidecar import eventually
+from cacheaware_sidecar.testing_sidecar import SOON, eventually
 
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;ext=1\r\nlo\r\n0\r\nX-Trailer: a\r\n\r\n"
@@ -247,7 +248,7 @@ class TestBroken:
     async def test_what_is_no_whole_answer_is_told(self, said: bytes) -> None:
         async with ScriptedServer(says(said, close=True)).running() as client:
             with pytest.raises(Broken):
-                await asyncio.wait_for(ask(client), 5)
+                await asyncio.wait_for(ask(client), SOON)
 
     async def test_nobody_there_is_another_failure(self) -> None:
         async with EngineClient("http://127.0.0.1:1", connect_timeout=1) as client:
@@ -255,25 +256,29 @@ class TestBroken:
                 await client.request("GET", "/", {})
 
     async def test_an_answer_before_the_end_of_the_request_counts(self) -> None:
+        answered = asyncio.Event()
+
         async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
             await writer.drain()
-            await asyncio.sleep(0.2)  # and the rest of the request is never read
+            await answered.wait()  # and the rest of the request is never read
 
         async with ScriptedServer(script).running() as client:
             assert await ask(client, bytes(16 * 1024 * 1024)) == (413, b"no")
+            answered.set()
 
 
 class TestConnections:
     async def test_one_is_used_again_while_it_is_surely_open(self) -> None:
         server = ScriptedServer(says(LENGTH))
         async with server.running() as client:
-            for _ in range(5):
-                await ask(client)
+            with standing_still():
+                for _ in range(5):
+                    await ask(client)
             assert server.connections == 1
-            await asyncio.sleep(KEEP_ALIVE_SECONDS * 2.2)
-            assert server.open == 0  # closed by us, and not only when the next request comes
+            let_pass(KEEP_ALIVE_SECONDS)
+            await eventually(lambda: server.open == 0)  # closed by us, and not only when the next request comes
             await ask(client)
             assert server.connections == 2
 
@@ -333,6 +338,6 @@ class TestConnections:
                 with contextlib.suppress(asyncio.CancelledError):
                     assert await asking == (200, b"hello")
                 cancelled += asking.cancelled()
-            await asyncio.sleep(KEEP_ALIVE_SECONDS * 2.2)
+            let_pass(KEEP_ALIVE_SECONDS)
             await eventually(lambda: server.open == 0)
         assert cancelled > 5  # while connecting, sending, waiting for the head, reading

@@ -65,7 +65,7 @@ async def test_an_answer_is_what_the_description_says(
             )
             @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
             def each(case: Case[Any]) -> None:
-                answer = case.call_and_validate(base_url=sidecar.url, session=session, checks=CHECKS, timeout=10)
+                answer = case.call_and_validate(base_url=sidecar.url, session=session, checks=CHECKS, timeout=60)
                 if kept and operation.path in (CHAT, COMPLETIONS, RESPONSES) and answer.status_code != 200:
                     assert answer.json()["error"]["param"] in NOT_DESCRIBED, answer.content
 

@@ -17,7 +17,7 @@ from cacheaware_sidecar.http_server import LARGEST_HEADER
 from cacheaware_sidecar.request_body import BodyRoom
 from cacheaware_sidecar.testing import Behaviour, StubEngine
 from cacheaware_sidecar.testing_http import raw_connection, raw_exchange, raw_post
-from cacheaware_sidecar.testing_sidecar import Running, eventually, running_sidecar
+from cacheaware_sidecar.testing_sidecar import SOON, Running, eventually, running_sidecar
 
 HI = json.dumps({"prompt": "Hi"}).encode()
 STREAM = json.dumps({"prompt": "Hi", "stream": True}).encode()
@@ -149,9 +149,7 @@ class TestBodies:
 
     @pytest.mark.parametrize("coding", [b"snappy", b"gzip, gzip", b"x" * 500])
     async def test_another_one_is_415(self, sidecar: Running, engine: StubEngine, coding: bytes) -> None:
-        answer = await raw_exchange(
-            sidecar.url, raw_post(HI, b"Content-Encoding: " + coding, b"Connection: close"), seconds=5
-        )
+        answer = await raw_exchange(sidecar.url, raw_post(HI, b"Content-Encoding: " + coding, b"Connection: close"))
         assert (answer.status, answer.error["code"]) == (415, "unknown-coding")
         assert engine.requests == []
 
@@ -234,7 +232,7 @@ class TestLeaving:
                 assert (await connection.rest()).closed
         await eventually(sidecar.is_idle)
         for request in engine.requests:
-            await asyncio.wait_for(request.left.wait(), 1)
+            await asyncio.wait_for(request.left.wait(), SOON)
 
     @pytest.mark.parametrize("half", [True, False], ids=["half closed", "closed"])
     async def test_in_the_middle_of_a_stream_the_engine_learns_of_it(
@@ -247,7 +245,7 @@ class TestLeaving:
             if half:
                 connection.writer.write_eof()
                 assert (await connection.rest()).closed
-        await asyncio.wait_for(engine.requests[0].left.wait(), 1)
+        await asyncio.wait_for(engine.requests[0].left.wait(), SOON)
         await eventually(sidecar.is_idle)
 
     @pytest.mark.parametrize("half", [True, False], ids=["half closed", "closed"])
@@ -275,7 +273,7 @@ class TestLeaving:
         async with raw_connection(sidecar.url) as connection:
             await connection.send(raw_post(HI) * 3)
             await engine.count(1)
-        await asyncio.wait_for(engine.requests[0].left.wait(), 1)
+        await asyncio.wait_for(engine.requests[0].left.wait(), SOON)
         await eventually(sidecar.is_idle)
         assert len(engine.requests) == 1
 
