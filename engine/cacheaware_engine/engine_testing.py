@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,7 +26,7 @@ from .metrics import Metrics
 from .openai_requests import Limits
 from .process import attach
 from .requests import Delta, Finish, Generation, RequestId, Submission
-from .runner import ModelRunner
+from .runner import ModelRunner, SequenceWork, StepOutput
 from .sampling_params import SamplingParams
 from .service import Service
 from .settings import DType
@@ -31,6 +34,7 @@ from .startup import LoadedEngine
 from .structured_output import load_grammars
 
 GREEDY = SamplingParams(temperature=0.0)
+PATIENCE_S = 60.0  # for what happens at once
 
 
 @dataclass(slots=True)
@@ -144,6 +148,45 @@ class SteppedEngine:
         self.engine.check_integrity()
 
 
+class HeldRunner:
+    """A model that computes as many steps as it is let: between two of them a test has all the time it needs."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.num_blocks, self.block_size = runner.num_blocks, runner.block_size
+        self.bytes_per_token, self.kv_form = runner.bytes_per_token, runner.kv_form
+        self._turn = threading.Condition()
+        self._left: float = 0
+        self._wants = False
+
+    def let(self, steps: float = math.inf) -> None:
+        """It may compute so many steps from now on."""
+        with self._turn:
+            self._left = steps
+            self._turn.notify_all()
+
+    async def stopped(self) -> None:
+        """Until it has computed all that it was let and wants to go on."""
+        await asyncio.to_thread(self._wait_until_it_wants)
+
+    def _wait_until_it_wants(self) -> None:
+        with self._turn:
+            if not self._turn.wait_for(lambda: self._wants and not self._left, PATIENCE_S):
+                raise TimeoutError("it has no more to compute")
+
+    def forward(self, work: Sequence[SequenceWork]) -> StepOutput:
+        with self._turn:
+            self._wants = True
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: self._left > 0)
+            self._left -= 1
+            self._wants = False
+        return self._runner.forward(work)
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._runner.copy_block(source, target)
+
+
 def load_for_test(folder: Path) -> LoadedModel:
     """A model in fp32, so that its texts can be compared with a reference's."""
     return load_model(folder, DType.FLOAT32)
@@ -174,6 +217,16 @@ class Served:
         async with self.kv.get(f"http://engine/kv/ledger{query}") as response:
             assert response.status == 200, await response.text()
             return await response.json()
+
+    async def given(self, requests: int) -> None:
+        """Until so many requests are in the engine, or wait for the end of its step."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self._requests() < requests:  # noqa: ASYNC110  # a thread has no event for it
+                await asyncio.sleep(0.002)
+
+    def _requests(self) -> int:
+        ledger = self.engine.ledger
+        return ledger.running + ledger.waiting + len(self.engine._commands)
 
     async def idle(self) -> Any:
         """The ledger once nothing runs or waits."""

@@ -64,7 +64,7 @@ def test_an_engine_that_does_not_listen_is_not_alive() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/health"
-    assert probe.main([f"--url={url}", "--alive"]) == 1
+        assert probe.main([f"--url={url}", "--alive"]) == 1
 
 
 def test_an_engine_that_hangs_is_not_alive() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cacheaware_engine.engine_testing import Output, Served, SteppedEngine
+from cacheaware_engine.engine_testing import PATIENCE_S, HeldRunner, Output, Served, SteppedEngine
 from cacheaware_engine.loader import LoadedModel
 from cacheaware_engine.requests import Finish, RequestId
 from cacheaware_engine.sampling_params import SamplingParams
@@ -69,19 +69,36 @@ def test_an_id_that_begins_like_another_is_another_request(tiny: LoadedModel) ->
     assert (len(longer.tokens()), longer.finish()) == (30, Finish.LENGTH)
 
 
-async def test_a_client_that_goes_away_stops_its_request_within_a_step(server: Served) -> None:
-    for body in (LONG, {**LONG, "stream": True}, {**LONG, "n": 3}, {**LONG, "prompt": ["a", "b"]}):
-        before = (await server.ledger())["sequence"]
+async def test_a_client_that_goes_away_stops_its_request_within_a_step(held: tuple[Served, HeldRunner]) -> None:
+    server, runner = held
+    for body, requests in (
+        (LONG, 1),
+        ({**LONG, "stream": True}, 1),
+        ({**LONG, "n": 3}, 1),
+        ({**LONG, "prompt": ["a", "b"]}, 2),
+    ):
         call = asyncio.create_task(server.post("/v1/completions", body))
-        ledger = await server.ledger(f"?after={before}&wait=10")
+        await server.given(requests)
+        runner.let(3)
+        await runner.stopped()
+        ledger = await server.ledger()
         assert ledger["running"] + ledger["waiting"] >= 1
+        steps = server.engine.totals.steps
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        steps = server.engine.totals.steps
-        async with asyncio.timeout(1):
-            await server.idle()
-        assert server.engine.totals.steps - steps < 100, "it did not run to its end"
+        await aborted(server, requests)
+        runner.let()
+        await server.idle()
+        runner.let(0)
+        assert server.engine.totals.steps - steps <= 2, "it did not run to its end"
     server.stepped.assert_empty()
+
+
+async def aborted(server: Served, requests: int = 1) -> None:
+    """Until the server has noticed that a client is gone, and the engine is to be told of it after its step."""
+    async with asyncio.timeout(PATIENCE_S):
+        while len(server.engine._commands) < requests:  # noqa: ASYNC110  # a thread has no event for it
+            await asyncio.sleep(0.002)
 
 
 async def test_two_calls_with_the_same_request_id_are_two_requests(server: Served) -> None:
@@ -141,11 +158,15 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody(server: Served) -> No
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_a_cancelled_request_counts_as_aborted(server: Served, path: str) -> None:
+async def test_a_cancelled_request_counts_as_aborted(held: tuple[Served, HeldRunner], path: str) -> None:
+    server, runner = held
     body = {**LONG, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200}
     call = asyncio.create_task(server.post(path, body))
-    await server.ledger("?after=0&wait=10")
+    runner.let(3)
+    await runner.stopped()
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
+    await aborted(server)
+    runner.let()
     await server.idle()
     assert 'finished_reason="abort",model_name="tiny"} 1.0' in server.stepped.metrics.exposition().decode()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cacheaware_engine.engine_testing import SteppedEngine, served
+from cacheaware_engine.engine_testing import HeldRunner, Served, SteppedEngine, served
+from cacheaware_engine.errors import Unavailable
 from cacheaware_engine.loader import LoadedModel
 from cacheaware_engine.runner import ModelRunner, SequenceWork, StepOutput
 
@@ -78,15 +79,17 @@ async def test_what_waits_fails_too(tiny: LoadedModel, tmp_path: Path) -> None:
             assert status == 500
 
 
-async def test_a_stopped_engine_ends_what_is_live(tiny: LoadedModel, tmp_path: Path) -> None:
-    from cacheaware_engine.errors import Unavailable
-
-    async with served(SteppedEngine(tiny, num_blocks=96), tmp_path / "kv.sock") as server:
-        call = asyncio.create_task(server.post("/v1/completions", {**BODY, "max_tokens": 240}))
-        await server.ledger("?after=0&wait=10")
-        await server.engine.stop(Unavailable("going down"))
-        status, answer = await call
-        assert (status, answer["error"]["message"]) == (503, "going down")
+async def test_a_stopped_engine_ends_what_is_live(held: tuple[Served, HeldRunner]) -> None:
+    server, runner = held
+    call = asyncio.create_task(server.post("/v1/completions", BODY))
+    runner.let(3)
+    await runner.stopped()
+    stopping = asyncio.create_task(server.engine.stop(Unavailable("going down")))
+    await asyncio.sleep(0)  # it is told, and ends after its step
+    runner.let()
+    await stopping
+    status, answer = await call
+    assert (status, answer["error"]["message"]) == (503, "going down")
 
 
 async def test_a_log_line_tells_of_a_request_and_not_what_it_said(

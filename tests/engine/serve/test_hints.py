@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cacheaware_api.wire import StepReport, from_json
-from cacheaware_engine.engine_testing import Served, SteppedEngine
+from cacheaware_engine.engine_testing import PATIENCE_S, HeldRunner, Served, SteppedEngine
 from cacheaware_engine.loader import LoadedModel
 
 BODY = {"model": "tiny", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -51,19 +51,25 @@ async def test_bad_hints_are_refused_by_name(server: Served, body: Any, param: s
     assert answer["error"]["param"].endswith(param.removeprefix("groups.a.")), answer
 
 
-async def test_steps_tell_who_read_a_prefix_together(server: Served) -> None:
+async def test_steps_tell_who_read_a_prefix_together(held: tuple[Served, HeldRunner]) -> None:
+    server, runner = held
     prefix = [number % 200 for number in range(80)]
+    runner.let()
     await server.post("/v1/completions", {**BODY, "prompt": prefix})
     async with server.kv.get("http://engine/kv/steps") as response:
+        runner.let(0)
         calls = [
             server.post("/v1/completions", {**BODY, "prompt": [*prefix, 201 + i], "max_tokens": 30}) for i in range(3)
         ]
         answers = asyncio.gather(*calls)
+        await server.given(3)
+        runner.let(10)
         reports: list[StepReport] = []
         while not any(group.size == 3 for report in reports for group in report.groups):
-            line = await asyncio.wait_for(response.content.readline(), 20)
+            line = await asyncio.wait_for(response.content.readline(), PATIENCE_S)
             if line.startswith(b"data: "):
                 reports.append(from_json(StepReport, json.loads(line[6:])))
+        runner.let()
         await answers
     group = next(group for report in reports for group in report.groups if group.size == 3)
     assert group.prefix_tokens == 80

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,19 @@ from cacheaware_engine.metrics import Metrics
 from cacheaware_engine.settings import DType, Settings
 from cacheaware_engine.startup import load
 
-STARTED_S = 60
+STARTED_S = 200  # far more than a start takes
+# The engine, which loads its model when its standard input ends.
+HELD = """
+import sys
+from cacheaware_engine import process
+from cacheaware_engine.__main__ import main
+load = process._load
+def held(*arguments):
+    sys.stdin.read()
+    return load(*arguments)
+process._load = held
+main()
+"""
 
 
 @dataclass(slots=True)
@@ -52,11 +64,14 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def engine(folder: Path | str, kv_socket: Path, *flags: str) -> AsyncIterator[Process]:
+async def engine(
+    folder: Path | str, kv_socket: Path, *flags: str, program: Sequence[str] = ("-m", "cacheaware_engine")
+) -> AsyncIterator[Process]:
     arguments = ["--model", str(folder), "--kv-socket", str(kv_socket), "--port", "0", "--threads", "1"]
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cacheaware_engine", *arguments, "--log-format", "json", "--served-model-name", "tiny",
-        "--num-kv-blocks", "64", *flags, stderr=asyncio.subprocess.PIPE,
+        sys.executable, *program, *arguments, "--log-format", "json", "--served-model-name", "tiny",
+        "--num-kv-blocks", "64", *flags,
+        stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     process = Process(child, [])
     try:
@@ -70,10 +85,12 @@ async def engine(folder: Path | str, kv_socket: Path, *flags: str) -> AsyncItera
 
 async def test_it_answers_at_once_serves_and_drains(tiny_folder: Path, tmp_path: Path) -> None:
     kv_socket = tmp_path / "kv.sock"
-    async with engine(tiny_folder, kv_socket) as process, aiohttp.ClientSession() as http:
+    async with engine(tiny_folder, kv_socket, program=("-c", HELD)) as process, aiohttp.ClientSession() as http:
         url = f"http://127.0.0.1:{(await process.said('listening'))['port']}"
         async with http.get(f"{url}/health") as response:
             assert (response.status, await response.json()) == (503, {"status": "loading"})
+        assert process.child.stdin is not None
+        process.child.stdin.close()
         await process.said("ready")
         async with http.get(f"{url}/health") as response:
             assert response.status == 200

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cacheaware_api.wire import Ledger, from_json
-from cacheaware_engine.engine_testing import Served, SteppedEngine, served
+from cacheaware_engine.engine_testing import HeldRunner, Served, SteppedEngine, served
 from cacheaware_engine.errors import BadRequest
 from cacheaware_engine.fields import load_json
 from cacheaware_engine.loader import LoadedModel
@@ -337,9 +337,11 @@ async def test_while_the_model_loads_everything_is_503() -> None:
         assert (await client.get("/metrics")).status == 200
 
 
-async def test_while_it_drains_what_runs_is_finished_and_what_comes_is_503(server: Served) -> None:
+async def test_while_it_drains_what_runs_is_finished_and_what_comes_is_503(held: tuple[Served, HeldRunner]) -> None:
+    server, runner = held
+    runner.let(3)
     running = asyncio.create_task(server.post("/v1/completions", {**COMPLETION, "max_tokens": 250, "ignore_eos": True}))
-    await server.ledger("?after=0&wait=10")
+    await runner.stopped()
     draining = asyncio.create_task(server.service.drain(30))
     await asyncio.sleep(0)
     status, error = await refusal(server, "/v1/completions", COMPLETION)
@@ -347,6 +349,7 @@ async def test_while_it_drains_what_runs_is_finished_and_what_comes_is_503(serve
     async with server.http.get(server.url + "/health") as response:
         assert response.status == 503
     assert (await server.ledger())["running"] == 1, "accounts can be read to the end"
+    runner.let()
     status, answer = await running
     assert (status, answer["usage"]["completion_tokens"]) == (200, 250)
     await draining

@@ -98,7 +98,7 @@ def test_nothing_is_wrong_lost_or_leaked(model: LoadedModel) -> None:
     memory: list[int] = []
     deadline = time.monotonic() + SECONDS
     number = 0
-    while time.monotonic() < deadline or number < 200:
+    while time.monotonic() < deadline or number < 400:
         number += 1
         for _ in range(rng.choice([0, 0, 1, 1, 2])):
             if len(live) < 30:

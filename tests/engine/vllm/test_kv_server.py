@@ -43,12 +43,12 @@ class Engine:
 
 class Connection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("engine", timeout=10)
+        super().__init__("engine", timeout=60)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(10)
+        self.sock.settimeout(60)
         self.sock.connect(str(self._path))
 
 
@@ -124,13 +124,13 @@ def test_a_long_poll_answers_when_the_ledger_changes_and_not_before(connection: 
     sequence = engine.pool.sequence
     answers: list[Any] = []
     asking = threading.Thread(
-        target=lambda: answers.append(ask(connection, "GET", f"/kv/ledger?after={sequence}&wait=10"))
+        target=lambda: answers.append(ask(connection, "GET", f"/kv/ledger?after={sequence}&wait=50"))
     )
     asking.start()
     assert not answers
     with engine.control._lock:
         engine.pool.submit(Request("a", "gold", 1, [[]], [1], 2))
-    asking.join(10)
+    asking.join(60)
     ((status, ledger),) = answers
     assert (status, ledger["waiting"]) == (200, 1)
 
