@@ -185,12 +185,12 @@ class _Handler(_JsonHandler):
     def _steps(self, _body: bytes) -> None:
         """Server-sent events: sums over the steps since the last one."""
         self.close_connection = True
+        seen = self._control.totals  # before the answer begins: who has its head is told of every step from then on
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Cache-Control", "no-cache")
         self.send_header("Connection", "close")
         self.end_headers()
-        seen = self._control.totals
         while not self.server.stopping.wait(1 / REPORTS_PER_SECOND):
             totals = self._control.totals
             if totals.steps > seen.steps:
