@@ -213,11 +213,13 @@ class _Events:
 
     def _tell(self, key: tuple[str, str], before: PartSnapshot | None, part: PartSnapshot) -> None:
         name = f"{key[0]}: the {key[1]}"
-        if before is None or before.state is part.state:
+        if before is None:
             return
-        if part.state in (PartState.RESTARTING, PartState.FAILED):
-            self._display.problem(f"{name} {part.message} (log: {part.log})")
-        elif part.state is PartState.READY:
+        # Between two passes it may have ended and be ready again.
+        ended = part.restarts > before.restarts or (part.state is PartState.FAILED and before.state is not part.state)
+        if ended:
+            self._display.problem(f"{name} {part.ended} (log: {part.log})")
+        if part.state is PartState.READY and (ended or before.state is not PartState.READY):
             self._display.line(f"{name} is ready again.")
 
 

@@ -43,6 +43,7 @@ class PartSnapshot:
     message: str = ""  # why it is in this state, for people
     pid: int | None = None
     log: str | None = None  # where its output goes
+    ended: str = ""  # how it ended the last time, for people; it may run again
 
 
 @dataclass(frozen=True, slots=True)

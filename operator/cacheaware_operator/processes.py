@@ -92,6 +92,7 @@ class SupervisedPart:
         self._snapshot = PartSnapshot(command.name, PartState.STARTING, log=str(command.log_file))
         self._restarts = 0
         self._failures = 0  # exits in a row
+        self._ended = ""  # how the last run ended
         self._ever_ready = False
         self._ready_since: float | None = None
         self._log_start = 0  # offset of this run's first line
@@ -147,11 +148,13 @@ class SupervisedPart:
             restart = backoff.after_exit(backoff.Exit(code, self._ever_ready, healthy), self._failures)
             ended = f"ended ({backoff.describe_exit(code, _SIGNAL_NAMES)})"
             if restart is None:
+                self._ended = ended
                 self._set(PartState.FAILED, ended)
                 return
             self._failures = restart.failures
             self._restarts += 1
-            self._set(PartState.RESTARTING, f"{ended}; starts again in {restart.delay:g} s")
+            self._ended = f"{ended}; starts again in {restart.delay:g} s"
+            self._set(PartState.RESTARTING, self._ended)
             await self._sleep_unless_stopping(restart.delay)
         self._set(PartState.STOPPED, "")
 
@@ -219,6 +222,7 @@ class SupervisedPart:
             message=message,
             pid=self._process.pid if running and self._process else None,
             log=str(self.command.log_file),
+            ended=self._ended,
         )
         if snapshot != self._snapshot:
             self._snapshot = snapshot

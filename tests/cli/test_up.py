@@ -1,6 +1,8 @@
 """`cacheaware up` from its start to its end, as a real process with stand-ins for engine and sidecar."""
 
+import dataclasses
 import hashlib
+import io
 import os
 import signal
 import socket
@@ -9,9 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
 from cacheaware import state_file
+from cacheaware.display import display
 from cacheaware.testing import POOL, UpProcess, all_gone, nobody_listens
+from cacheaware.up import _Events
+from cacheaware_operator.fleet import PartName, PartSnapshot, PartState
 
 RunUp = Callable[..., UpProcess]
 
@@ -270,6 +276,16 @@ def test_a_killed_part_comes_back_and_the_pool_says_so(run_up: RunUp, pool_file:
     after = next(each for each in state.parts if each.name == part)
     assert after.restarts == 1
     assert after.pid != before.pid
+
+
+def test_a_part_that_ended_and_came_back_between_two_looks_is_told_of_all_the_same() -> None:
+    out = io.StringIO()
+    before = PartSnapshot(PartName.ENGINE, PartState.READY)
+    after = dataclasses.replace(before, restarts=1, ended="ended (killed by SIGKILL); starts again in 1 s")
+    _Events(display(Console(file=out), Console(file=out)))._tell(("chat-0", "engine"), before, after)
+    first, second = out.getvalue().splitlines()
+    assert first.startswith("chat-0: the engine ended (killed by SIGKILL); starts again in 1 s")
+    assert second == "chat-0: the engine is ready again."
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
