@@ -169,7 +169,7 @@ class Cluster:
         finally:
             self.request("DELETE", f"/api/v1/namespaces/{name}")
 
-    def wait_for(self, what: str, look: Callable[[], T], timeout: float = 30) -> T:
+    def wait_for(self, what: str, look: Callable[[], T], timeout: float = 90) -> T:
         """Look until there is something to see, and return it; fails when the time is over."""
         end = time.monotonic() + timeout
         while not (seen := look()):

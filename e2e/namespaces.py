@@ -24,7 +24,7 @@ from e2e.control_plane import StartFailed, Unavailable
 NAME = "cacheaware-e2e"
 _CGROUPS = Path("/sys/fs/cgroup")
 _TOOLS = ("unshare", "nsenter", "setpriv", "ip", "mount")
-_START_SECONDS = 10.0
+_START_SECONDS = 60.0
 
 # The kubelet sets these for the whole machine, unless they read as it wants them: files with its values lie over them.
 _SYSCTLS = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/panic_on_oops": "1"}

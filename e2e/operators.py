@@ -71,7 +71,7 @@ def running_operator(kubeconfig: Path, settings: Settings, address_of: AddressOf
         yield running
     finally:
         running.stop.set()
-        thread.join(30)
-        assert not thread.is_alive(), "the operator did not end within 30 s"
+        thread.join(60)
+        assert not thread.is_alive(), "the operator did not end within 60 s"
         if faults:
             raise faults[0]

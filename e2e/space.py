@@ -73,7 +73,7 @@ class Space:
     def kubectl(self, *arguments: str) -> str:
         return self.cluster.kubectl("--namespace", self.name, *arguments).stdout
 
-    def wait(self, what: str, look: Callable[[], Any], timeout: float = 30) -> Any:
+    def wait(self, what: str, look: Callable[[], Any], timeout: float = 90) -> Any:
         return self.cluster.wait_for(what, look, timeout)
 
     def condition(self, type_: str, name: str = "chat") -> tuple[str, str] | None:

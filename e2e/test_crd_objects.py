@@ -137,7 +137,7 @@ def test_pools_are_in_no_category(installed: Cluster, namespace: str, chat: str)
 
 def test_wait_sees_the_condition_ready(installed: Cluster, namespace: str, chat: str) -> None:
     installed.request("PATCH", f"{chat}/status", {"status": full_status()}, MERGE_PATCH)
-    done = installed.kubectl("wait", "--for=condition=Ready", "cap/chat", "--namespace", namespace, "--timeout=10s")
+    done = installed.kubectl("wait", "--for=condition=Ready", "cap/chat", "--namespace", namespace, "--timeout=60s")
     assert "condition met" in done.stdout
 
 

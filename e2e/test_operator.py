@@ -108,4 +108,4 @@ def test_sigterm_ends_the_operator_in_order(
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
     installed.wait_for("the lease", lambda: installed.get(lease)["items"])
     operator.send_signal(signal.SIGTERM)
-    assert operator.wait(timeout=20) == 0
+    assert operator.wait(timeout=60) == 0

@@ -44,7 +44,7 @@ def test_a_pool_becomes_ready_with_few_writes_and_says_so(
         assert [told.revision.number for told in sidecars.of(name).views] == [1]
         assert sidecars.of(name).tokens == {f"Bearer {token}"}
     assert ("AllReplicasReady", "Ready is True") in space.events()
-    space.kubectl("wait", "--for=condition=Ready", "cap/chat", "--timeout=5s")
+    space.kubectl("wait", "--for=condition=Ready", "cap/chat", "--timeout=60s")
     page = metrics_page(operator)
     assert f'cacheaware_pool_ready{{namespace="{space.name}",pool="chat"}} 1.0' in page
 

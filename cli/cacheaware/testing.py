@@ -21,7 +21,7 @@ import psutil
 from cacheaware import state_file
 from cacheaware.state_file import State
 
-DEADLINE = 60.0  # far more than anything here takes, and far less than a hang
+DEADLINE = 200.0  # seconds: far more than anything here takes, and far less than a hang
 
 # `cacheaware up` with stand-ins for the engine and the sidecar, and without a model to fetch.
 UP_WITH_STAND_INS = """

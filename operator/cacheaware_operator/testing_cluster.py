@@ -99,7 +99,7 @@ class FakeCluster:
 
     async def is_read(self, path: str, times: int) -> None:
         """Wait until it was asked for so often, in all."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while self.reads.count(path) < times:
                 self._request.clear()
                 await self._request.wait()

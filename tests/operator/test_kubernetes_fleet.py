@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cacheaware_api.testing_time import standing_still
 from cacheaware_operator.cluster.objects import Discovered, OptionalKind
 from cacheaware_operator.errors import PoolBlocked, PoolGone
 from cacheaware_operator.fleet import Snapshot
@@ -44,9 +45,10 @@ class Bench:
         """Observe and apply."""
         self.watch()
         fleet = KubernetesFleet(self.cluster, self.wanted, self.memory, self.discovered)
-        snapshot = await fleet.observe()
-        plan = plan_pool(self.wanted, snapshot)
-        await fleet.apply(plan)
+        with standing_still():  # sidecars are asked for two seconds
+            snapshot = await fleet.observe()
+            plan = plan_pool(self.wanted, snapshot)
+            await fleet.apply(plan)
         self.watch()
         return snapshot, plan
 
@@ -364,5 +366,6 @@ async def test_pages_are_of_ready_replicas_only(bench: Bench) -> None:
     bench.there.put(POD, pod_of("chat", "chat-1", ready=False))
     bench.there.sidecar("chat-0").page = "a_metric 1\n"
     bench.watch()
-    pages = await KubernetesFleet(bench.cluster, bench.wanted, bench.memory, bench.discovered).pages()
+    with standing_still():
+        pages = await KubernetesFleet(bench.cluster, bench.wanted, bench.memory, bench.discovered).pages()
     assert {name: (page.text, page.at) for name, page in pages.items()} == {"chat-0": ("a_metric 1\n", 1000.0)}

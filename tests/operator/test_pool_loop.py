@@ -41,7 +41,7 @@ class Looks(PoolPass):
         return None
 
     async def wait_for(self, name: str, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.done.count(name) < count:
                 self._news.clear()
                 await self._news.wait()
@@ -122,7 +122,7 @@ async def test_a_crd_that_is_not_installed_yet_is_waited_for(bench: Bench) -> No
     await bench.there.is_read(openapi_path(), 3)
     assert not preparing.done()
     bench.there.documents[openapi_path()] = document()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await preparing
     assert bench.look.schema_problem is None
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cacheaware_api import wire
+from cacheaware_api.testing_time import standing_still
 from cacheaware_operator.cluster_store import PoolKey
 from cacheaware_operator.errors import ApiRefused
 from cacheaware_operator.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, OWNED, POD, POOL, SECRET
@@ -71,7 +72,8 @@ class Bench:
             found = [each for path, each in self.there.objects.items() if f"/{kind.plural}/" in path]
             ours = [each for each in found if kind == POOL or each["metadata"].get("labels")]
             self.cluster.store.replace(kind, None, copy.deepcopy(ours), 10**9)
-        return await self.look.run(CHAT)
+        with standing_still():  # sidecars are asked for two seconds
+            return await self.look.run(CHAT)
 
     async def settle(self) -> None:
         """Ready, and every engine has acknowledged the view."""

@@ -18,6 +18,8 @@ from cacheaware_operator.processes import Health, PartCommand, Probe, Supervised
 from cacheaware_operator.sidecar_client import engine_health
 from cacheaware_operator.testing import ENGINE
 
+PATIENCE = 120  # seconds for a process to start, to be ready or to end: far more than any of it takes
+
 
 class HandClock:
     """A clock that stands still; a sleep ends when the test lets it."""
@@ -35,7 +37,7 @@ class HandClock:
         await over.wait()
 
     async def next_sleep(self) -> tuple[float, asyncio.Event]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             return await self.sleeps.get()
 
 
@@ -69,7 +71,7 @@ class Supervision:
         return self.part
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -194,7 +196,7 @@ async def test_stopping_ends_the_part_and_nothing_is_started_again(supervision: 
 async def test_stopping_while_it_is_being_started_leaves_nothing(supervision: Supervision) -> None:
     part = supervision.start({"STANDIN_STUBBORN": "1"})
     await asyncio.sleep(0)  # the start has begun, and there is no process yet
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         await part.stop()
     assert part.snapshot.state is PartState.STOPPED
     assert part.snapshot.pid is None
@@ -206,7 +208,7 @@ async def test_stopping_does_not_wait_for_a_back_off_to_end(supervision: Supervi
     assert part.snapshot.pid is not None
     os.kill(part.snapshot.pid, signal.SIGKILL)
     await supervision.clock.next_sleep()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await part.stop()
     assert part.snapshot.state is PartState.STOPPED
 
@@ -225,7 +227,7 @@ async def test_what_a_part_started_itself_ends_with_it(supervision: Supervision,
     await supervision.until_state(PartState.READY)
     grandchild = psutil.Process(int((tmp_path / "child").read_text()))
     await part.stop()
-    await asyncio.to_thread(psutil.wait_procs, [grandchild], 10)
+    await asyncio.to_thread(psutil.wait_procs, [grandchild], PATIENCE)
     assert gone(grandchild.pid)
 
 
@@ -244,7 +246,7 @@ signal.pause()
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-    _, alive = psutil.wait_procs([child], timeout=10)
+    _, alive = psutil.wait_procs([child], timeout=PATIENCE)
     assert not alive
 
 

@@ -1,5 +1,6 @@
 """Every way a control port can fail becomes one of our errors, with its reason."""
 
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 from aiohttp import web
 
 from cacheaware_api import wire
-from cacheaware_operator import ports
 from cacheaware_operator.errors import Unreachable, ViewRefused
 from cacheaware_operator.plan import Wanted
 from cacheaware_operator.processes import Health
@@ -90,14 +90,15 @@ async def test_a_refusal_keeps_the_sidecar_s_reason(
 
 
 async def test_a_port_where_nobody_listens_is_unreachable(session: aiohttp.ClientSession, view: wire.View) -> None:
-    (port,) = ports.free_ports(1)
-    client = SidecarClient(session, f"http://127.0.0.1:{port}", "t")
-    with pytest.raises(Unreachable, match="does not answer"):
-        await client.put_view(view)
-    with pytest.raises(Unreachable):
-        await client.status()
-    assert not await client.ready()
-    assert (await client.alive()).health is Health.NOT_READY
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        client = SidecarClient(session, f"http://127.0.0.1:{silent.getsockname()[1]}", "t")
+        with pytest.raises(Unreachable, match="does not answer"):
+            await client.put_view(view)
+        with pytest.raises(Unreachable):
+            await client.status()
+        assert not await client.ready()
+        assert (await client.alive()).health is Health.NOT_READY
 
 
 async def test_a_status_that_cannot_be_read_is_no_status(control: ControlPort, session: aiohttp.ClientSession) -> None:

@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from cacheaware_api import wire
+from cacheaware_api.testing_time import standing_still
 from cacheaware_operator.fleet import ReplicaSnapshot
 from cacheaware_operator.sidecars import Sidecars
 
@@ -46,7 +47,8 @@ async def look(world: World) -> AsyncIterator[Callable[[], Any]]:
         sidecars = Sidecars(session, lambda: world.now, lambda pod: url)
 
         async def look() -> wire.PoolStatus | None:
-            return (await sidecars.statuses([POD], "token")).get("chat-0")
+            with standing_still():  # they are asked for two seconds
+                return (await sidecars.statuses([POD], "token")).get("chat-0")
 
         yield look
 

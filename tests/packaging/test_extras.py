@@ -66,7 +66,7 @@ def test_an_extra_brings_what_its_component_imports(extra: str, tmp_path: Path) 
         link_into(site, distribution)
     script = "\n".join(f"import {module}" for module in IMPORTS[extra])
     python = tmp_path / "bin" / "python"
-    done = subprocess.run([python, "-I", "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([python, "-I", "-c", script], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
 
 
