@@ -80,6 +80,7 @@ class Reason(StrEnum):
     # PrefixCachingEffective
     HITS_SEEN = "HitsSeen"
     NO_HITS = "NoHits"
+    BLOCKS_TOO_LARGE = "BlocksTooLarge"  # no prompt fills one, and only whole ones are shared
 
     # PublicPrefixesResident
     RESIDENT = "Resident"

@@ -430,6 +430,7 @@ class TierFigures:
     time_to_first_token_p50: float | None = None
     time_to_first_token_p95: float | None = None
     attainment_percent: float | None = None
+    longest_prompt_tokens: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -227,9 +227,23 @@ def _prefix_caching_effective(answered: list[ReplicaSnapshot]) -> Finding:
     if any(each.hit_percent for each in figures):
         return Finding(kind, _TRUE, Reason.HITS_SEEN)
     if requests >= ENOUGH_REQUESTS:
+        if told := _too_long_for_any_prompt(answered, figures):
+            return Finding(kind, _FALSE, Reason.BLOCKS_TOO_LARGE, told)
         message = f"no hit in {requests} requests: put what prompts have in common at their start"
         return Finding(kind, _FALSE, Reason.NO_HITS, message)
     return Finding(kind, _UNKNOWN, Reason.NO_TRAFFIC, f"{requests} requests in the last 5 minutes, too few to tell")
+
+
+def _too_long_for_any_prompt(answered: list[ReplicaSnapshot], figures: list[wire.TierFigures]) -> str | None:
+    """Why nothing can be hit, if no prompt is longer than a block. One as long is not: its last token is computed."""
+    blocks = [replica.status.ledger.block_size for replica in answered if replica.status and replica.status.ledger]
+    prompts = [each.longest_prompt_tokens for each in figures if each.longest_prompt_tokens is not None]
+    if not blocks or not prompts or max(prompts) > min(blocks):
+        return None
+    return (
+        f"a block has {min(blocks)} tokens and the longest prompt {max(prompts)}, and only whole blocks are shared: "
+        "lower engine.kvCache.blockSize where the model allows it"
+    )
 
 
 def _public_prefixes_resident(wanted: Wanted, answered: list[ReplicaSnapshot]) -> Finding:

@@ -57,6 +57,7 @@ class Figures:
             time_to_first_token_p50=percentile(first_tokens, 50),
             time_to_first_token_p95=percentile(first_tokens, 95),
             attainment_percent=100 * sum(judged) / len(judged) if judged else None,
+            longest_prompt_tokens=max((sample.prompt_tokens or 0 for sample in samples), default=0) or None,
         )
 
 

@@ -43,7 +43,7 @@ def told(status: CacheAwarePoolStatus, type_: str) -> tuple[str, str]:
     return found.status, found.reason
 
 
-def figures(requests: int, **known: float) -> wire.TierFigures:
+def figures(requests: int, **known: Any) -> wire.TierFigures:
     return wire.TierFigures(queue=0, requests=requests, **known)
 
 
@@ -302,6 +302,29 @@ def test_prefix_caching_is_effective_when_something_is_hit(
     make_wanted: MakeWanted, make_replica: MakeReplica, seen: dict[str, wire.TierFigures], expected: tuple[str, str]
 ) -> None:
     assert told(status_of(make_wanted(), make_replica(figures=seen)), "PrefixCachingEffective") == expected
+
+
+@pytest.mark.parametrize(
+    ("block_size", "reason"),
+    [
+        pytest.param(8320, "BlocksTooLarge", id="a block for seventeen prompts"),
+        pytest.param(480, "BlocksTooLarge", id="a block as long as the prompt, whose last token is always computed"),
+        pytest.param(479, "NoHits", id="a block that could be hit"),
+    ],
+)
+def test_where_no_prompt_fills_a_block_it_is_the_blocks_that_are_to_blame(
+    make_wanted: MakeWanted, make_replica: MakeReplica, block_size: int, reason: str
+) -> None:
+    seen = {
+        "gold": figures(30, hit_percent=0.0, longest_prompt_tokens=480),
+        "bronze": figures(10, hit_percent=0.0, longest_prompt_tokens=300),
+    }
+    status = status_of(make_wanted(), make_replica(figures=seen, block_size=block_size))
+    assert told(status, "PrefixCachingEffective") == ("False", reason)
+    found = condition(status, "PrefixCachingEffective")
+    assert found is not None
+    assert ("480" in found.message and str(block_size) in found.message) == (reason == "BlocksTooLarge")
+    assert told(status, "Ready") == ("True", "AllReplicasReady")
 
 
 @pytest.mark.parametrize(

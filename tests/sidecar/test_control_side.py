@@ -220,6 +220,7 @@ class TestFigures:
             time_to_first_token_p50=0.5,
             time_to_first_token_p95=0.7,
             attainment_percent=100.0,
+            longest_prompt_tokens=300,
         )
 
     def test_what_was_not_seen_is_absent_and_not_zero(self) -> None:

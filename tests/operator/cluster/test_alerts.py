@@ -75,6 +75,12 @@ def test_every_alert_says_what_is_wrong_and_what_to_do(build_pool: BuildPool) ->
         assert len(rule["annotations"]["description"]) > 60, name
 
 
+def test_a_cache_that_nothing_hits_is_a_condition_and_no_alarm(build_pool: BuildPool) -> None:
+    for name, rule in rules_of(build_pool(rebalancing={"mode": "Auto"})).items():
+        assert "cached" not in rule["expr"], name
+        assert "hits" not in rule["expr"], name
+
+
 def series(name: str, values: str, **labels: str) -> dict[str, str]:
     inner = ",".join([POOL, *(f'{key}="{value}"' for key, value in labels.items())])
     return {"series": f"{name}{{{inner}}}", "values": values}
