@@ -19,7 +19,7 @@ from collections import OrderedDict
 from cacheaware_sidecar.scheduling.prefix_tree import PrefixTree
 from cacheaware_sidecar.scheduling.requests import Used, Waiting
 
-DEFAULT_CAPACITY = 200_000  # chunks; about 20 MB in prompts of many, 80 MB in prompts of one
+DEFAULT_CAPACITY = 200_000  # chunks; about 20 MB in prompts of many, 125 MB in prompts of one
 _CONVERSATIONS = 20_000
 _LEARNING_RATE = 0.1
 _LARGEST_STEP = 64.0  # tokens that one prediction may correct the offset by: an evicted prefix is no offset

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import tracemalloc
 
 import pytest
 
+from cacheaware_sidecar.prefix_key import CHUNK_BYTES, prefix_key
 from cacheaware_sidecar.scheduling import Used, Waiting
-from cacheaware_sidecar.scheduling.prefix_index import Match, PrefixIndex
+from cacheaware_sidecar.scheduling.prefix_index import DEFAULT_CAPACITY, Match, PrefixIndex
 
 BLOCK = 16
 
@@ -18,6 +21,13 @@ def request(text: str, *, tokens: float | None = None, size: float = 16.0, conve
     chunks = tuple(text[: end + 1].encode() for end in range(len(text)))
     prompt = len(text) * size if tokens is None else tokens
     return Waiting("r", "gold", "acme", 0.0, prompt, chunks=chunks, chunk_tokens=size, conversation=conversation)
+
+
+def keyed(prompt: str) -> Waiting:
+    """With the key of a real prompt."""
+    key = prefix_key("/v1/completions", {"prompt": prompt}, "salt")
+    assert key is not None
+    return Waiting("r", "gold", "acme", 0.0, len(prompt) / 4, chunks=key.chunks, chunk_tokens=CHUNK_BYTES / 4)
 
 
 def seen(*texts: str, capacity: int = 1000) -> PrefixIndex:
@@ -41,6 +51,21 @@ class TestMatching:
     )
     def test_the_common_start_counts_and_nothing_else(self, known: str, asked: str, chunks: int) -> None:
         assert seen(known).known.matched(request(asked).chunks) == chunks
+
+    def test_of_two_known_prompts_only_the_one_that_it_starts_with_counts(self) -> None:
+        alpha, bravo = (word * 64 for word in ("Alpha ", "Bravo "))
+        index = PrefixIndex()
+        for text in (alpha, bravo):
+            index.insert(keyed(text))
+        assert index.predict(keyed(bravo + alpha)).chunks == len(bravo) // CHUNK_BYTES
+        assert index.predict(keyed("Charlie " * 64 + bravo + alpha)).chunks == 0
+
+    @pytest.mark.parametrize("block_size", [1, 16, 528, 8320])
+    def test_a_prompt_takes_as_much_memory_whatever_the_engines_blocks(self, block_size: int) -> None:
+        index = PrefixIndex()
+        index.set_engine(10**9, block_size)
+        index.insert(keyed("word " * 640))
+        assert len(index) == 5 * 640 // CHUNK_BYTES
 
     def test_the_least_recently_used_prompt_goes_first_and_its_tail_before_its_start(self) -> None:
         index = seen("abcd", "xyz", capacity=5)
@@ -139,3 +164,26 @@ def test_prompts_that_share_nothing_take_no_more_memory_than_the_bound() -> None
     tracemalloc.stop()
     assert len(index) == 10_000
     assert taken / len(index) < 500, "bytes a chunk: a million take half a gigabyte at the very most"
+
+
+A_MILLION_PROMPTS = """
+import resource
+from cacheaware_sidecar.scheduling import Waiting
+from cacheaware_sidecar.scheduling.prefix_index import PrefixIndex
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+index, before = PrefixIndex(), resident()
+for number in range(1_000_000):
+    index.insert(Waiting("r", "gold", "acme", 0.0, chunks=(number.to_bytes(16),)))
+print(len(index), resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the process's own memory in /proc")
+def test_a_million_prompts_that_share_nothing_take_a_bounded_part_of_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", A_MILLION_PROMPTS], capture_output=True, text=True, check=True)
+    chunks, taken = map(int, done.stdout.split())
+    assert chunks == DEFAULT_CAPACITY
+    assert taken < 160 * 1024**2, "of the 2 GiB that the sidecar of a pod may have"
