@@ -109,12 +109,13 @@ async def test_prompts_that_differ_in_their_first_line_are_told_in_the_status(
 ) -> None:
     rules = "\n".join(f"Rule {number}: answer in {number} sentences." for number in range(60))
     engine.behaviour = Behaviour(prompt_tokens=700, cached_tokens=0)
-    for number in range(6):
-        body = {"model": "m", "messages": [{"role": "user", "content": f"It is {number} o'clock.\n{rules}"}]}
+    prompts = [f"It is {number} o'clock.\n{rules}" for number in range(6)]
+    for prompt in prompts:
+        body = {"model": "m", "messages": [{"role": "user", "content": prompt}]}
         async with sidecar.client.post(f"{sidecar.url}/v1/chat/completions", json=body) as answer:
             assert answer.status == 200
-    forwarded = [request.json["messages"][0]["content"] for request in engine.requests]
-    assert forwarded[3] == f"It is 3 o'clock.\n{rules}", "nothing is rewritten"
+    forwarded = [request.json["messages"] for request in engine.requests]
+    assert forwarded == [[{"role": "user", "content": prompt}] for prompt in prompts], "nothing is rewritten"
     _, status = await sidecar.control("GET", "/pool/status")
     (advice,) = status["advice"]
     assert (advice["tier"], advice["requests"], advice["divergesAtToken"]) == ("bronze", 5, 0)

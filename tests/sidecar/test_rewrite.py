@@ -244,7 +244,9 @@ class TestHeaders:
             "Host",
             "Connection",
             "Keep-Alive",
+            "Proxy-Authenticate",
             "Proxy-Authorization",
+            "Proxy-Connection",
             "TE",
             "Trailer",
             "Transfer-Encoding",
@@ -276,7 +278,22 @@ class TestHeaders:
         assert response_headers([*pairs, ("X-Stays", "c")]) == [("accept", "*/*"), ("x-stays", "c")]
 
     @pytest.mark.parametrize(
-        "name", ["Transfer-Encoding", "Content-Length", "Content-Encoding", "Connection", "Set-Cookie", "X-Request-Id"]
+        "name",
+        [
+            "Connection",
+            "Keep-Alive",
+            "Proxy-Authenticate",
+            "Proxy-Authorization",
+            "Proxy-Connection",
+            "TE",
+            "Trailer",
+            "Transfer-Encoding",
+            "Upgrade",
+            "Content-Length",
+            "Content-Encoding",
+            "Set-Cookie",
+            "X-Request-Id",
+        ],
     )
     def test_framing_of_an_answer_is_not_copied(self, name: str) -> None:
         assert response_headers([(name, "x")]) == []

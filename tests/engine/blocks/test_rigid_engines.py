@@ -82,6 +82,29 @@ def test_without_preemption_an_entitled_request_waits_for_it_and_changes_nothing
     assert answer.preempted == [running]
 
 
+def test_holders_that_let_go_one_after_the_other_do_not_keep_the_entitled_out() -> None:
+    """What the first one frees another borrower may take meanwhile; it is taken back once, with the rest."""
+    scene = Scene(12, gold={"nominal": 10}, bronze={"nominal": 1}, iron={"nominal": 1})
+    first, iron = scene.run("bronze", "abcdef", extra=0), scene.run("iron", "uvwxyz", extra=0)
+    gold = scene.wait("gold", "0123456789", extra=0)
+    assert scene.pool.admit(gold, preempt=False) == Waiting(WaitReason.PREEMPTION)
+    scene.release(first)
+    assert scene.pool.admit(gold, preempt=False) == Waiting(WaitReason.PREEMPTION)
+    bronze = scene.run("bronze", "ghijkl", extra=0)
+    answer = scene.offer(gold)
+    assert isinstance(answer, Admitted)
+    assert set(answer.preempted) == {iron, bronze}
+    scene.compute(gold)
+    for _ in range(5):
+        assert isinstance(scene.offer(bronze), Waiting)
+        assert isinstance(scene.offer(iron), Waiting)
+    scene.release(gold)
+    for holder in (iron, bronze):
+        scene.admitted(holder, idle=True)
+        scene.release(holder)
+    assert (iron.reclaims, bronze.reclaims) == (1, 1)
+
+
 def test_without_preemption_a_slot_is_not_taken_back() -> None:
     scene = Scene(20, slots=2, gold={"nominal": 10}, bronze={"nominal": 5})
     for text in ("ab", "cd"):

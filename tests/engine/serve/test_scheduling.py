@@ -277,6 +277,24 @@ def test_when_the_one_who_computes_a_prefix_is_aborted_another_goes_on(tiny: Loa
     engine.assert_empty()
 
 
+def test_two_borrowers_make_room_once_each_and_the_one_it_was_for_runs_to_its_end(tiny: LoadedModel) -> None:
+    engine = SteppedEngine(tiny, num_blocks=60)
+    engine.engine.set_quotas(quotas(gold=(50, 60), bronze=(4, 60), iron=(4, 60)))
+    borrowers = [engine.submit([number] * 80, 40, tier=tier) for number, tier in enumerate(("bronze", "iron"), start=1)]
+    for _ in range(3):
+        engine.step()
+    assert all(output.tokens() for output in borrowers), "both run, far beyond their nominal"
+    gold = engine.submit([9] * 160, 30, tier="gold")
+    while not gold.closed:
+        engine.step()
+    assert len(gold.tokens()) == 30
+    engine.run()
+    assert [len(output.tokens()) for output in borrowers] == [40, 40]
+    accounts = engine.pool.ledger().tiers
+    assert {name: accounts[name].preempted_total for name in accounts} == {"gold": 0, "bronze": 1, "iron": 1}
+    engine.assert_empty()
+
+
 def test_an_important_request_gets_a_slot_from_four_that_best_effort_filled(tiny: LoadedModel) -> None:
     engine = SteppedEngine(tiny, num_blocks=80, max_num_seqs=4)
     engine.engine.set_quotas(quotas(critical=(40, 80), batch=(0, 80)))
