@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import io
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ async def send(
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     async with sidecar.client.request(method, sidecar.url + path, data=io.BytesIO(payload), headers=sent) as answer:
         return answer.status, json.loads(await answer.read() or b"{}"), answer
+
+
+async def in_chunks(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), 50_000):
+        yield data[start : start + 50_000]
 
 
 class TestPaths:
@@ -112,12 +118,19 @@ class TestPaths:
 
 
 class TestBodies:
+    @pytest.mark.parametrize("chunked", [False, True], ids=["by its length", "in chunks"])
     @pytest.mark.parametrize(
-        "size", [1, 6_200, 64 * 1024 - 1, 64 * 1024, 64 * 1024 + 1, 128 * 1024 - 1, 128 * 1024 + 1, 2**20, 4 * 2**20]
+        "size", [15, 6_200, *(size + by for size in (2**16, 2**17) for by in (-1, 0, 1)), 2**20, 4 * 2**20]
     )
-    async def test_a_prompt_of_any_size_arrives_whole(self, sidecar: Running, engine: StubEngine, size: int) -> None:
-        prompt = "x" * size
-        assert (await send(sidecar, "/v1/completions", {"prompt": prompt}))[0] == 200
+    async def test_a_body_of_any_size_arrives_whole(
+        self, sidecar: Running, engine: StubEngine, size: int, chunked: bool
+    ) -> None:
+        prompt = "x" * (size - len('{"prompt": ""}'))
+        data = json.dumps({"prompt": prompt}).encode()
+        assert len(data) == size
+        sent = in_chunks(data) if chunked else io.BytesIO(data)
+        async with sidecar.client.post(sidecar.url + "/v1/completions", data=sent) as answer:
+            assert answer.status == 200
         assert engine.requests[0].json["prompt"] == prompt
 
     async def test_above_the_limit_it_is_413(self, engine: StubEngine, folder: Path) -> None:
