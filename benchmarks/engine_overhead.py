@@ -47,7 +47,7 @@ class Planner:
             num_layers=1, num_blocks=num_blocks, block_size=BLOCK_SIZE, kv_heads=1, head_dim=1,
             kv_format=KvFormat(torch.float32, torch.float32), device=torch.device("cpu"),
         )  # fmt: skip
-        store.copied_slots = 1024  # as with the keys and values of a small model
+        store.gathered_slots = 4096  # as with the keys and values of a small model
         self._planner = StepPlanner(store, torch.float32, COSTS)
         self._logits = torch.zeros(RUNNING, 32)
 

@@ -9,7 +9,6 @@ machine that others use too, waiting for a core is not blocking the loop. Long t
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
@@ -23,7 +22,7 @@ INTERVAL = 0.001  # seconds between two looks, the least that the loop's timers 
 LONG = 0.001  # seconds; shorter turns are not written
 
 
-def watched(loop: asyncio.AbstractEventLoop, turns: list[tuple[float, float]]) -> asyncio.AbstractEventLoop:
+def watched(loop: uvloop.Loop, turns: list[tuple[float, float]]) -> uvloop.Loop:
     last = time.thread_time()
 
     def look() -> None:

@@ -114,10 +114,8 @@ async def measure(
         for number in range(rounds):
             for front in fronts if number % 2 == 0 else fronts[::-1]:
                 await front.run(session, load, number)
-                print(
-                    f"demo's load {number + 1} of {rounds}: {front.server.name} kept {front.goodputs[-1]:.2f} promises/s",
-                    file=sys.stderr,
-                )
+                kept_now = f"{front.goodputs[-1]:.2f} promises/s kept"
+                print(f"demo's load {number + 1} of {rounds}: {front.server.name}, {kept_now}", file=sys.stderr)
         return fronts
     finally:
         for front in fronts:

@@ -10,17 +10,22 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from cacheaware_engine.kv_reads import Run
 from cacheaware_engine.kv_store import KvStore
-from cacheaware_engine.step_plan import DecodeBucket, PrefillChunk, Segment, StepPlan, Window
-
-LEAST_SPLIT: Final = 256
-"""Keys that one of the tasks that a long segment is split into attends to, at least."""
+from cacheaware_engine.step_plan import (
+    LEAST_SPLIT,
+    DecodeBucket,
+    PlacedBucket,
+    PrefillChunk,
+    Segment,
+    StepPlan,
+    Window,
+)
 
 
 class Kernel(Protocol):
@@ -133,12 +138,40 @@ class PagedAttention:
                 lse[first:last] = torch.logaddexp(rows[1], other_lse)
         return out.flatten(1, 2)
 
-    def _decode(self, layer: int, bucket: DecodeBucket, q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    def _decode(
+        self, layer: int, bucket: DecodeBucket | PlacedBucket, q: Tensor, scale: float | None
+    ) -> tuple[Tensor, Tensor]:
+        if isinstance(bucket, PlacedBucket):
+            return self._placed(layer, bucket, q, scale)
         if len(q) == 1:
             return self._together(layer, bucket.slots, q, scale)
         stored = self._store.gather(layer, bucket.slots)
         pairs = stored.view(len(q), bucket.longest, *stored.shape[1:])
         return self._kernel(q, *_heads_first(pairs), mask=bucket.mask, scale=scale)
+
+    def _placed(self, layer: int, bucket: PlacedBucket, q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+        ordered = q if bucket.order is None else q[bucket.order]
+        found: list[tuple[Tensor, Tensor]] = []
+        row = 0
+        for comb in bucket.combs:
+            rows = ordered[row : row + comb.rows]
+            if comb.rows == 1:
+                found.append(self._together(layer, Run(comb.first, comb.first + bucket.length), rows, scale))
+            else:
+                pairs = self._store.comb(layer, comb.first, comb.distance, comb.rows, bucket.length)
+                found.append(self._kernel(rows, *_heads_first(pairs), scale=scale))
+            row += comb.rows
+        if bucket.gathered is not None:
+            stored = self._store.gather(layer, bucket.gathered)
+            pairs = stored.view(-1, bucket.length, *stored.shape[1:])
+            found.append(self._kernel(ordered[row:], *_heads_first(pairs), scale=scale))
+        out, lse = found[0] if len(found) == 1 else (torch.cat(column) for column in zip(*found, strict=True))
+        if bucket.back is not None:
+            out, lse = out[bucket.back], lse[bucket.back]
+        if bucket.tail is None:
+            return out, lse
+        other, other_lse = self._decode(layer, bucket.tail, q, scale)
+        return merge(out, lse, other, other_lse), torch.logaddexp(lse, other_lse)
 
     def _chunk(
         self, layer: int, chunk: PrefillChunk, q: Tensor, pairs: Tensor, scale: float | None

@@ -20,10 +20,15 @@ class AttentionCosts:
     call: float  # one more call and its merge
     token: float  # a call reads one token in place, whoever is in it
     row: float  # … and for each sequence in it
+    placed_token: float = 0.0  # one of several sequences in one call reads one token in place, each its own
 
     def gain(self, members: int, tokens: int) -> float:
         """What is saved if so many sequences read so many tokens in a call of their own."""
         return members * tokens * self.gathered_token - self.call - tokens * (self.token + members * self.row)
+
+    def placing_gain(self, tokens: int, calls: int) -> float:
+        """What is saved if sequences read so many tokens of their own in place, in so many calls more than one."""
+        return tokens * (self.gathered_token - self.placed_token) - calls * self.call
 
     def least_run(self) -> int:
         """Tokens from which reading in place pays for a single sequence."""
@@ -51,11 +56,14 @@ MOST_READINGS = 30
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One thing to time: so many sequences gather so many tokens each, and read so many in place together."""
+    """One thing to time: so many sequences gather so many tokens each, and read so many in place, together or each its
+    own (then nothing is gathered).
+    """
 
     members: int
-    gathered: int
+    gathered: int = 0
     in_place: int = 0
+    placed: int = 0
 
 
 def measure(
@@ -88,7 +96,12 @@ def measure(
     long_many = seconds(Reading(MEMBERS, OWN, long)) - many
     token = max(0.0, (long_alone - short_alone) / (long - short))
     row = max(0.0, (long_many - long_alone) / (long * (MEMBERS - 1)))
-    gathered = max(0.0, (seconds(Reading(MEMBERS, short)) - many) / (MEMBERS * (short - OWN)))
+    all_gathered, all_placed = seconds(Reading(MEMBERS, short)), seconds(Reading(MEMBERS, placed=short))
+    gathered = max(0.0, (all_gathered - many) / (MEMBERS * (short - OWN)))
     return AttentionCosts(
-        gathered_token=gathered, call=max(0.0, short_alone - token * short), token=max(0.0, token - row), row=row
+        gathered_token=gathered,
+        call=max(0.0, short_alone - token * short),
+        token=max(0.0, token - row),
+        row=row,
+        placed_token=max(0.0, gathered - max(0.0, all_gathered - all_placed) / (MEMBERS * short)),
     )

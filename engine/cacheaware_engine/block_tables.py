@@ -49,6 +49,14 @@ class BlockTable:
         """Of tokens first … last-1. A view: valid until the table is followed again."""
         return self._slots[first:last]
 
+    def stretch(self, first: int, last: int) -> tuple[int, int]:
+        """The slot of token `first`, and how many of the tokens first … last-1 lie side by side from there on."""
+        size = len(self._offsets)
+        low = first // size
+        slot = self.blocks[low] * size + first % size
+        end = next(end for begin, end in reversed(self._extents) if begin <= low)
+        return slot, min(last, end * size) - first
+
     def parts(self, first: int, last: int, least_run: int) -> tuple[list[Run], list[tuple[int, int]]]:
         """Full blocks first … last-1: stretches of at least so many tokens, and the ranges of blocks between them."""
         size = len(self._offsets)

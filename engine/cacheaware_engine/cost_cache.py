@@ -28,7 +28,7 @@ from cacheaware_engine.logs import values
 
 log = logging.getLogger(__name__)
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of what is measured: to be raised with every change of how keys and values are read."""
 
 KEPT_S: Final = 30 * 86_400.0

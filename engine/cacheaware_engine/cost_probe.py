@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from cacheaware_engine.attention import Kernel, PagedAttention
 from cacheaware_engine.attention_costs import SEPARATELY, AttentionCosts, Reading, measure
 from cacheaware_engine.kv_reads import Run
 from cacheaware_engine.kv_store import KvStore
-from cacheaware_engine.step_plan import DecodeBucket, Reads, Segment, StepPlan
+from cacheaware_engine.step_plan import Comb, DecodeBucket, PlacedBucket, Reads, Segment, StepPlan
 
 LONG: Final = 2048
 LEAST: Final = 256
@@ -39,8 +40,9 @@ def measured_costs(store: KvStore, kernel: Kernel, heads: int) -> AttentionCosts
     nothing = everywhere[:0]
 
     def attend(reading: Reading) -> None:
-        slots = everywhere[torch.arange(reading.members * reading.gathered, device=store.device) % long]
-        bucket = DecodeBucket(0, reading.members, slots, reading.gathered, None)
+        if store.format.quantised and reading.placed:  # what has to be widened is not read in place
+            reading = Reading(reading.members, reading.placed)
+        bucket = _bucket(reading, everywhere)
         rounds = ((Segment(0, reading.members, Run(0, reading.in_place)),),) if reading.in_place else ()
         plan = StepPlan(nothing, nothing, nothing, nothing, {None: Reads((bucket,), (), rounds, 0, 0, 0)}, ())
         q = rows[: reading.members, :1, :1].expand(-1, 1, heads, -1)[:, 0].contiguous()
@@ -54,6 +56,15 @@ def measured_costs(store: KvStore, kernel: Kernel, heads: int) -> AttentionCosts
         return measure(attend, long, calls=CALLS)
     with _one_thread():
         return measure(attend, long, calls=CALLS, clock=time.thread_time)
+
+
+def _bucket(reading: Reading, everywhere: Tensor) -> DecodeBucket | PlacedBucket:
+    members = reading.members
+    if reading.placed:
+        combs = (Comb(members, 0, min(reading.placed, (len(everywhere) - reading.placed) // max(1, members - 1))),)
+        return PlacedBucket(0, members, reading.placed, combs, None, None, None, None)
+    slots = everywhere[torch.arange(members * reading.gathered, device=everywhere.device) % len(everywhere)]
+    return DecodeBucket(0, members, slots, reading.gathered, None)
 
 
 @contextmanager

@@ -18,6 +18,9 @@ COPIED_BYTES: Final = 2 * 2**20
 """What is copied, or widened, before it is read goes in pieces of at most so many bytes: about what a core's cache
 keeps in between. Measured with 1,536 bytes a token: pieces of 12 MB take half as long again as pieces of 1.5 MB."""
 
+GATHERED_BYTES: Final = 8 * 2**20
+"""What is gathered for several sequences at once: a call for each costs more than what stays in the cache saves."""
+
 
 class KvStore:
     """Paged keys and values: one tensor [slots, 2 (key, value) · kv_heads, head_dim] a layer, and scales if quantised.
@@ -57,8 +60,11 @@ class KvStore:
         self._wide = torch.empty((0, rows, head_dim), dtype=kv_format.compute, device=device)
         # Other devices have caches that do not care, and calls that cost more.
         token_bytes = rows * head_dim * kv_format.compute.itemsize
-        most = COPIED_BYTES // token_bytes if device.type == "cpu" else 8192
+        most, at_once = (
+            (COPIED_BYTES // token_bytes, GATHERED_BYTES // token_bytes) if device.type == "cpu" else (8192, 8192)
+        )
         self.copied_slots = max(256, 1 << (most.bit_length() - 1))
+        self.gathered_slots = max(256, 1 << (at_once.bit_length() - 1))
 
     @property
     def bytes_per_token(self) -> int:
@@ -81,6 +87,16 @@ class KvStore:
         if self.format.quantised:
             stored = self._widened(stored, self._scales[layer][run.first : run.last])
         return stored.view(len(run), 2, self.kv_heads, self.head_dim)
+
+    def comb(self, layer: int, first: int, distance: int, rows: int, length: int) -> Tensor:
+        """Stretches of `length` slots, the i-th from first + i · distance, without a copy; stored as computed only.
+
+        [rows, length, 2, kv_heads, head_dim]
+        """
+        heads, dim = self.kv_heads, self.head_dim
+        token = 2 * heads * dim
+        shape, strides = (rows, length, 2, heads, dim), (distance * token, token, heads * dim, dim, 1)
+        return self._layers[layer].as_strided(shape, strides, first * token)
 
     def pieces(self, layer: int, part: Run | Tensor) -> Iterator[Tensor]:
         """All of `part`, piece by piece where it is copied; each piece is valid until the next is asked for."""

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from torch import Tensor
 
 from cacheaware_engine.kv_reads import Run
+
+LEAST_SPLIT: Final = 256
+"""Keys that one of the tasks that a long stretch is split into attends to, at least."""
 
 Window = int | None
 """How many tokens, itself included, a token of a layer attends to; None: all before it."""
@@ -62,6 +66,31 @@ class DecodeBucket:
 
 
 @dataclass(frozen=True, slots=True)
+class Comb:
+    """Stretches of slots at even distances, one for each of some rows: the i-th begins at first + i · distance."""
+
+    rows: int
+    first: int
+    distance: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedBucket:
+    """Rows first … last-1 add one token each. The first `length` slots that each attends to are read in place where
+    they lie side by side, and gathered where not; what lies beyond is in the `tail`, which all have or none.
+    """
+
+    first: int
+    last: int
+    length: int
+    combs: tuple[Comb, ...]
+    gathered: Tensor | None  # [other rows · length] slots
+    order: Tensor | None  # the rows of the combs, then the others; None: as they are
+    back: Tensor | None  # for each row, its place in that order
+    tail: DecodeBucket | None
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillChunk:
     """Rows first … last-1 are one sequence's: they attend causally to themselves.
 
@@ -78,7 +107,7 @@ class PrefillChunk:
 class Reads:
     """What layers with one window read in a step."""
 
-    buckets: tuple[DecodeBucket, ...]
+    buckets: tuple[DecodeBucket | PlacedBucket, ...]
     chunks: tuple[PrefillChunk, ...]
     rounds: tuple[tuple[Segment, ...], ...]  # the segments of a round are of different rows
     tokens: int  # Σ over segments and sequences of stored tokens that are read

@@ -286,7 +286,7 @@ class BlockPool:
             return Waiting(WaitReason.ROOM if preempt else WaitReason.PREEMPTION)
         books.residents.commit()
         hits = change.hit_blocks(request)
-        self._start(request, tier, tables, hits)
+        self._start(request, tier, self._laid_out(request, change, tables), hits)
         return Admitted(hits, preempted)
 
     def grow(self, request: Request, sequence: int) -> Growth:
@@ -380,7 +380,7 @@ class BlockPool:
 
     def _take_up(
         self, request: Request, change: Plan, ask: Ask, preempted: list[Request]
-    ) -> dict[int, list[BlockId]] | None:
+    ) -> dict[int, list[Block]] | None:
         """Hold what is there and allocate the rest; None: some room could not be made."""
         residents, tier, form = self._books.residents, ask.account, change.shape
         for block, sequences in change.holds.items():
@@ -393,26 +393,41 @@ class BlockPool:
             if not ask.preempts or not self._books.free_a_slot(tier, preempted):
                 return None
         public_left = change.allocate_public
-        lead = [block.id for block in change.path]
+        lead = list(change.path)
         for depth in range(len(lead), form.lead):
             owner = self._books.public if public_left else tier
             public_left -= owner is self._books.public and tier is not self._books.public
-            after, more = (lead[-1] if lead else None), form.lead - depth
+            after, more = (lead[-1].id if lead else None), form.lead - depth
             shared = self._allocate(request, ask, owner, depth, len(form.live), preempted, after, more)
             if shared is None:
                 return None
-            lead.append(shared.id)
-        tables: dict[int, list[BlockId]] = {}
+            lead.append(shared)
+        tables: dict[int, list[Block]] = {}
         for index in form.live:
-            tables[index] = lead + [block.id for block in change.tails[index]]
+            tables[index] = lead + change.tails[index]
             for depth in range(len(tables[index]), form.widths[index]):
                 table = tables[index]
-                after, more = (table[-1] if table else None), form.widths[index] - depth
+                after, more = (table[-1].id if table else None), form.widths[index] - depth
                 own = self._allocate(request, ask, tier, depth, 1, preempted, after, more)
                 if own is None:
                     return None
-                tables[index].append(own.id)
+                tables[index].append(own)
         return tables
+
+    def _laid_out(
+        self, request: Request, change: Plan, tables: Mapping[int, list[Block]]
+    ) -> dict[int, list[BlockId]]:  # fmt: skip
+        """The tables' numbers, once its fresh blocks lie side by side as far as may be."""
+        residents, lead, known = self._books.residents, change.shape.lead, len(change.path)
+        for number, (index, table) in enumerate(tables.items()):
+            parts = [(lead + len(change.tails[index]), len(table))]
+            if number == 0:
+                parts.insert(0, (known, lead))
+            for first, last in parts:
+                if first < last:
+                    after = table[first - 1].id if first else None
+                    residents.lay_out(table[first:last], after, request.group)
+        return {index: [block.id for block in table] for index, table in tables.items()}
 
     def _allocate(
         self,

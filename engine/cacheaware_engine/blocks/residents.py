@@ -10,7 +10,8 @@ only idle blocks below.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import pairwise
 
 from .free_blocks import FreeBlocks, FreeStack
 from .heaps import BlockHeap, Order
@@ -69,6 +70,7 @@ class Residents:
         self.lapsed_leaves = BlockHeap()
         self.expiries = BlockHeap()  # blocks whose retention runs
         self._blocks: list[Block | None] = [None] * capacity
+        self._adjacent = adjacent
         self.free_blocks: FreeBlocks | FreeStack = FreeBlocks(capacity) if adjacent else FreeStack(capacity)
         self._serial = 0
         self._undo: list[Callable[[], None]] | None = None
@@ -175,6 +177,19 @@ class Residents:
 
         self.log(undo)
         return block
+
+    def lay_out(self, blocks: Sequence[Block], after: BlockId | None, group: str | None) -> None:
+        """Fresh blocks, whose numbers nobody knows yet, get numbers side by side as far as free ones allow: each of
+        them was given what had been evicted for it, which is where an old sequence ended.
+        """
+        if not self._adjacent or all(one.id + 1 == next_one.id for one, next_one in pairwise(blocks)):
+            return
+        for block in blocks:
+            self._blocks[block.id] = None
+            self.free_blocks.give(block.id)
+        for place, block in enumerate(blocks):
+            block.id = after = self.free_blocks.take(after, len(blocks) - place, group)
+            self._blocks[block.id] = block
 
     def hold(self, block: Block, request: Request, sequences: int, tier: Account) -> None:
         """`sequences` more of the request hold the block."""

@@ -99,7 +99,7 @@ def test_texts_do_not_depend_on_features_or_company(
         max_num_batched_tokens=max(features.chunk, features.running),
         costs=features.costs,
     )
-    engine.runner._store.copied_slots = features.copied_slots
+    engine.runner._store.copied_slots = engine.runner._store.gathered_slots = features.copied_slots
     blocks = engine.pool.capacity
     tier = TierQuota("gold", 1, 1, blocks, blocks, blocks, blocks, time_per_output_token_s=features.promised)
     engine.engine.set_quotas(Quotas(Revision("p", 1), (tier,), public=0))
