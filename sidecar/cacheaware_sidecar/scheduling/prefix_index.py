@@ -81,14 +81,16 @@ class PrefixIndex:
         most = max(0.0, request.prompt_tokens - 1)
         if depth:
             told = self.known.note_at(request.chunks, depth)
-            tokens = self._by_chunks(request, depth) if told is None else told
+            tokens = depth * request.chunk_tokens + self._offset if told is None else told
             if told is not None:
                 most = max(most, told)  # counted by the engine, where the length of a prompt is an estimate
         if request.conversation is not None:
             conversation = self._conversation(request)
             if conversation is not None and conversation.kept:
                 tokens = max(tokens, conversation.tokens)
-        return Match(depth, int(min(max(0.0, tokens), most)))
+        if tokens < self.block_size:
+            tokens = 0.0  # a prefix that fills no block is not kept
+        return Match(depth, int(min(tokens, most)))
 
     def insert(self, request: Waiting) -> None:
         """The engine has computed this prompt: its first byte came back."""
@@ -123,10 +125,6 @@ class PrefixIndex:
         self._conversations.clear()
 
     # -- parts ---------------------------------------------------------------------------------------------------------
-
-    def _by_chunks(self, request: Waiting, depth: int) -> float:
-        tokens = depth * request.chunk_tokens + self._offset
-        return tokens if tokens >= self.block_size else 0.0  # a prefix that fills no block is not kept
 
     def _correct(self, request: Waiting, match: Match, cached: int) -> None:
         by_chunks = match.chunks * request.chunk_tokens
