@@ -60,6 +60,12 @@ class TestMatching:
         assert index.predict(keyed(bravo + alpha)).chunks == len(bravo) // CHUNK_BYTES
         assert index.predict(keyed("Charlie " * 64 + bravo + alpha)).chunks == 0
 
+    def test_what_follows_a_difference_does_not_count_however_equal_it_is(self) -> None:
+        start, end = "start " * 32, "end " * 32  # 192 bytes and 128: whole chunks
+        index = PrefixIndex()
+        index.insert(keyed(start + "one " * 16 + end))
+        assert index.predict(keyed(start + "two " * 16 + end)).chunks == len(start) // CHUNK_BYTES
+
     @pytest.mark.parametrize("block_size", [1, 16, 528, 8320])
     def test_a_prompt_takes_as_much_memory_whatever_the_engines_blocks(self, block_size: int) -> None:
         index = PrefixIndex()
