@@ -1,7 +1,7 @@
 """Matrix products with a model's weights, in the layout that the device multiplies fastest.
 
-On a CPU with oneDNN an fp32 weight is packed once at load; the packed form replaces the plain one, so a model is in
-memory once. Elsewhere a weight is kept as it is.
+On a CPU with oneDNN a large fp32 weight is packed once at load, and a small one is transposed; either form replaces the
+plain one, so a model is in memory once. Elsewhere a weight is kept as it is.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ from torch import Tensor
 from torch.nn import functional
 
 _TYPICAL_ROWS: Final = 64  # a hint for the layout; any number of rows is computed
+_WORTH_PACKING: Final = 2**20
+"""Elements: a packed product costs some 80 µs more to call, which small weights do not earn back at any number of rows."""
 
 
 class Linear:
     """x ↦ x · Wᵗ + b. weight: [out, in], bias: [out]"""
 
-    __slots__ = ("_bias", "_packed", "_weight")
+    __slots__ = ("_bias", "_packed", "_transposed", "_weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._bias = bias
         self._weight: Tensor | None = None
         self._packed: Tensor | None = None
-        if weight.device.type == "cpu" and weight.dtype == torch.float32 and packing_works():
+        self._transposed: Tensor | None = None
+        on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
+        if on_cpu and weight.numel() < _WORTH_PACKING:
+            self._transposed = weight.t().contiguous()
+        elif on_cpu and packing_works():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
         else:
             self._weight = weight.contiguous()
@@ -34,6 +40,10 @@ class Linear:
         if self._packed is not None:
             product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
             return product
+        if self._transposed is not None:
+            if self._bias is None:
+                return torch.mm(x, self._transposed)
+            return torch.addmm(self._bias, x, self._transposed)
         assert self._weight is not None
         return functional.linear(x, self._weight, self._bias)
 

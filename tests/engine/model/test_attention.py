@@ -215,7 +215,9 @@ def test_contexts_read_in_place_are_those_gathered(kernel: Kernel, tables: list[
 
 @pytest.mark.skipif(not packing_works(), reason="this torch cannot pack weights")
 @pytest.mark.parametrize("rows", [1, 2, 7, 65])
-def test_packed_weights_multiply_as_plain_ones_do(rows: int) -> None:
+@pytest.mark.parametrize("worth_packing", [pytest.param(0, id="packed"), pytest.param(1000, id="transposed")])
+def test_weights_multiply_the_same_in_any_form(monkeypatch: pytest.MonkeyPatch, rows: int, worth_packing: int) -> None:
+    monkeypatch.setattr("cacheaware_engine.linear._WORTH_PACKING", worth_packing)
     weight, bias, x = random(10, 6), random(10), random(rows, 6)
     torch.testing.assert_close(Linear(weight)(x), x @ weight.T, atol=1e-5, rtol=0)
     torch.testing.assert_close(Linear(weight, bias)(x), x @ weight.T + bias, atol=1e-5, rtol=0)
