@@ -15,7 +15,7 @@ from torch.nn import functional
 
 _TYPICAL_ROWS: Final = 64  # a hint for the layout; any number of rows is computed
 _WORTH_PACKING: Final = 2**20
-"""Elements: a packed product costs some 80 µs more to call, which small weights do not earn back at any number of rows."""
+"""Elements: a packed product costs some 80 µs more to call, which small weights do not earn back."""
 
 
 class Linear:
