@@ -288,7 +288,8 @@ class Engine:
                 row += 1
         if not chosen:
             return []
-        logits = output.logits if len(rows) == len(output.logits) else output.logits[torch.tensor(rows)]
+        in_order = rows == list(range(len(output.logits)))  # as many rows are not the same rows
+        logits = output.logits if in_order else output.logits[torch.tensor(rows)]
         banned = {
             row: self._end_tokens(state.submission.generation)
             for row, (state, sequence) in enumerate(chosen)
