@@ -42,7 +42,7 @@ async def test_they_are_those_of_the_network(server: Served, reference: Any) -> 
 @pytest.mark.parametrize("choices", [1, 2, 3, 4])
 def test_as_many_choices_as_prompt_tokens_begin_like_any_other(tiny: LoadedModel, choices: int) -> None:
     """As many rows are sampled as there are logits then, and they are not the same rows."""
-    engine = SteppedEngine(tiny)
+    engine = SteppedEngine(tiny, num_blocks=40)
     prompt = PROMPT[:3]
     told = engine.submit(prompt, 2, n=choices, prompt_logprobs=1)
     engine.run()
