@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cacheaware_api.wire import GroupHint, Hints, Quotas, Revision, TierQuota
@@ -85,8 +85,16 @@ def alone(tiny: LoadedModel, prompt: tuple[int, ...]) -> list[int]:
     return ALONE[prompt]
 
 
+# As many choices as the prompt has tokens: as many rows are sampled as there are logits, and not the same ones.
+AS_MANY_CHOICES_AS_TOKENS = Asked(family=0, shared=0, own=2, tokens=1, choices=2, arrives=0, reports=True)
+PLAIN = Features(
+    TOGETHER, 8, blocks=1, block_size=1, running=3, hints=False, promised=None, copied_slots=1, salted=False
+)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(features=features, requests=requests)
+@example(features=PLAIN, requests=[AS_MANY_CHOICES_AS_TOKENS])
 def test_texts_do_not_depend_on_features_or_company(
     tiny: LoadedModel, features: Features, requests: list[Asked]
 ) -> None:

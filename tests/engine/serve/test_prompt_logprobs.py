@@ -39,18 +39,6 @@ async def test_they_are_those_of_the_network(server: Served, reference: Any) -> 
         check(choice["prompt_logprobs"], reference, PROMPT)
 
 
-@pytest.mark.parametrize("choices", [1, 2, 3, 4])
-def test_as_many_choices_as_prompt_tokens_begin_like_any_other(tiny: LoadedModel, choices: int) -> None:
-    """As many rows are sampled as there are logits then, and they are not the same rows."""
-    engine = SteppedEngine(tiny, num_blocks=40)
-    prompt = PROMPT[:3]
-    told = engine.submit(prompt, 2, n=choices, prompt_logprobs=1)
-    engine.run()
-    plain = engine.submit(prompt, 2)
-    engine.run()
-    assert [told.tokens(choice) for choice in range(choices)] == [plain.tokens()] * choices
-
-
 async def test_a_chat_tells_them_beside_its_choices(server: Served) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "prompt_logprobs": 0}
     _, answer = await server.post("/v1/chat/completions", body)
