@@ -128,7 +128,7 @@ class PagedAttention:
             self._chunk(layer, chunk, q[chunk.first : chunk.last], pairs[chunk.first : chunk.last], scale)
             for chunk in reads.chunks
         ]
-        out, lse = parts[0] if len(parts) == 1 else (torch.cat(column) for column in zip(*parts, strict=True))
+        out, lse = _joined(parts)
         for number, segments in enumerate(reads.rounds):
             first, last = segments[0].first, segments[-1].last
             other, other_lse = self._round(layer, segments, grouped, scale)
@@ -161,11 +161,9 @@ class PagedAttention:
                 pairs = self._store.comb(layer, comb.first, comb.distance, comb.rows, bucket.length)
                 found.append(self._kernel(rows, *_heads_first(pairs), scale=scale))
             row += comb.rows
-        if bucket.gathered is not None:
-            stored = self._store.gather(layer, bucket.gathered)
-            pairs = stored.view(-1, bucket.length, *stored.shape[1:])
-            found.append(self._kernel(ordered[row:], *_heads_first(pairs), scale=scale))
-        out, lse = found[0] if len(found) == 1 else (torch.cat(column) for column in zip(*found, strict=True))
+        if bucket.others is not None:
+            found.append(self._decode(layer, bucket.others, ordered[row:], scale))
+        out, lse = _joined(found)
         if bucket.back is not None:
             out, lse = out[bucket.back], lse[bucket.back]
         if bucket.tail is None:
@@ -206,7 +204,7 @@ class PagedAttention:
             splits = self._splits(len(pairs))
             split = pairs.view(splits, -1, *pairs.shape[1:])
             found.append(self._kernel(queries.expand(splits, -1, -1, -1), *_heads_first(split), scale=scale))
-        out, lse = found[0] if len(found) == 1 else (torch.cat(column) for column in zip(*found, strict=True))
+        out, lse = _joined(found)
         if len(out) > 1:
             out = (out * torch.softmax(lse, 0)[..., None].to(out.dtype)).sum(0, keepdim=True)
             lse = torch.logsumexp(lse, 0, keepdim=True)
@@ -223,6 +221,14 @@ class PagedAttention:
         ):
             splits *= 2
         return splits
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Outputs and log-sum-exps of several calls, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    outs, sums = zip(*parts, strict=True)
+    return torch.cat(outs), torch.cat(sums)
 
 
 def _heads_first(pairs: Tensor) -> tuple[Tensor, Tensor]:

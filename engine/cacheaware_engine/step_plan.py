@@ -84,7 +84,7 @@ class PlacedBucket:
     last: int
     length: int
     combs: tuple[Comb, ...]
-    gathered: Tensor | None  # [other rows · length] slots
+    others: DecodeBucket | None  # what of the other rows is gathered, numbered from the first of them
     order: Tensor | None  # the rows of the combs, then the others; None: as they are
     back: Tensor | None  # for each row, its place in that order
     tail: DecodeBucket | None

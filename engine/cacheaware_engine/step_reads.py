@@ -88,8 +88,8 @@ class StepReads:
         rests: list[_Rest] = []
         for index in self.decodes:
             item, begin = self.items[index], shared.get(index, 0)
-            tokens += item.end - begin * size
             own = item.end - begin * size
+            tokens += own
             first_slot, side_by_side = item.table.stretch(begin * size, item.end)
             if not self.store.format.quantised and side_by_side >= MOSTLY * own:
                 slots = item.table.slots(begin * size, item.end)
@@ -215,13 +215,14 @@ class StepReads:
         calls = len(combs) + bool(others) + (not whole)
         if self.costs.placing_gain(length * len(placed), calls - 1) < 0:
             return None
-        tail = gathered = None
+        tail = scattered = None
         if others:
-            gathered = torch.cat([rests[i].slots[:length] for i in others])
+            slots = torch.cat([rests[i].slots[:length] for i in others])
+            scattered = DecodeBucket(0, len(others), slots, length, None)
         if not whole:
             ends = [_Rest(rest.row, rest.slots[length:], rest.tokens - length) for rest in rests]
             tail = self._bucket(ends, [end.tokens for end in ends])
-        bucket = PlacedBucket(rests[0].row, rests[-1].row + 1, length, combs, gathered, None, None, tail)
+        bucket = PlacedBucket(rests[0].row, rests[-1].row + 1, length, combs, scattered, None, None, tail)
         order = [*placed, *others]
         if order == list(range(len(order))):
             return bucket
