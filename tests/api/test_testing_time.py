@@ -16,7 +16,7 @@ async def test_what_is_due_happens_at_once_and_in_its_order() -> None:
     for seconds in (3000, 1000, 2000, 9000):
         loop.call_later(seconds, happened.append, seconds)
     let_pass(3000)
-    await asyncio.sleep(0.001)
+    await asyncio.sleep(0.001)  # due after all of them, so it ends behind them
     assert happened == [1000, 2000, 3000]
 
 
@@ -36,7 +36,7 @@ async def test_no_limit_ends_while_time_stands_still_and_sockets_work_on() -> No
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     with standing_still():
         async with asyncio.timeout(0.001):
-            time.sleep(0.002)  # noqa: ASYNC251  # the machine is busy
+            time.sleep(0.002)  # noqa: ASYNC251  # the limit is over for every clock but the loop's
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             writer.write(b"hello\n")
             assert await reader.read() == b"hello\n"
@@ -51,4 +51,4 @@ async def test_after_it_stood_still_it_goes_on_from_there() -> None:
         let_pass(5)
         assert loop.time() == before + 5
     assert before + 5 <= loop.time() < before + 3000
-    await asyncio.sleep(0.001)
+    await asyncio.sleep(0.001)  # has an end again

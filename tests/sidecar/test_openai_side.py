@@ -257,7 +257,7 @@ class TestIdentity:
             assert (again.predicted_hit_tokens or 0) > 50
 
     async def test_new_keys_count_without_a_restart_and_a_broken_file_takes_none_away(
-        self, engine: StubEngine, folder: Path
+        self, engine: StubEngine, folder: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         from cacheaware_sidecar.testing_sidecar import api_keys_json
 
@@ -277,7 +277,7 @@ class TestIdentity:
             await becomes("key-of-new", 200)
             assert await status("key-of-acme") == 401
             keys_file.write_text("{ half")
-            await asyncio.sleep(0.7)  # longer than it takes to notice
+            await eventually(lambda: "the last good secrets stay in force" in caplog.text)
             assert await status("key-of-new") == 200
 
 

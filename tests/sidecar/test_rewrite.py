@@ -235,6 +235,19 @@ class TestNumbers:
         assert 1 <= asked.sequences <= 16
 
 
+OF_ONE_HOP = (
+    "Connection",
+    "Keep-Alive",
+    "Proxy-Authenticate",
+    "Proxy-Authorization",
+    "Proxy-Connection",
+    "TE",
+    "Trailer",
+    "Transfer-Encoding",
+    "Upgrade",
+)
+
+
 class TestHeaders:
     @pytest.mark.parametrize(
         "name",
@@ -242,15 +255,7 @@ class TestHeaders:
             "Authorization",
             "Cookie",
             "Host",
-            "Connection",
-            "Keep-Alive",
-            "Proxy-Authenticate",
-            "Proxy-Authorization",
-            "Proxy-Connection",
-            "TE",
-            "Trailer",
-            "Transfer-Encoding",
-            "Upgrade",
+            *OF_ONE_HOP,
             "Content-Length",
             "Expect",
             "X-Forwarded-For",
@@ -280,15 +285,7 @@ class TestHeaders:
     @pytest.mark.parametrize(
         "name",
         [
-            "Connection",
-            "Keep-Alive",
-            "Proxy-Authenticate",
-            "Proxy-Authorization",
-            "Proxy-Connection",
-            "TE",
-            "Trailer",
-            "Transfer-Encoding",
-            "Upgrade",
+            *OF_ONE_HOP,
             "Content-Length",
             "Content-Encoding",
             "Set-Cookie",
