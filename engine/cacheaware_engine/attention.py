@@ -2,7 +2,8 @@
 
 Every row attends in parts, each of different keys, and the parts are merged by their log-sum-exp: a decode to what is
 its own, gathered with that of others, a chunk causally to itself, and rows of any kind to segments that they read
-together or in place. What is read how is decided in `step_plan.py`.
+together or in place. Where the native library is there, it does all of that for decodes in one call. What is read how
+is decided in `step_reads.py`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from torch import Tensor
 
 from cacheaware_engine.kv_reads import Run
 from cacheaware_engine.kv_store import KvStore
+from cacheaware_engine.native_attention import NativeAttention
 from cacheaware_engine.step_plan import (
     LEAST_SPLIT,
     DecodeBucket,
-    PlacedBucket,
     PrefillChunk,
+    Reads,
     Segment,
     StepPlan,
     Window,
@@ -108,68 +110,70 @@ class PagedAttention:
     """Attention of one step: called once a layer with that layer's queries, keys and values."""
 
     def __init__(
-        self, plan: StepPlan, store: KvStore, kernel: Kernel, windows: Sequence[Window], tasks: int = 1
+        self,
+        plan: StepPlan,
+        store: KvStore,
+        kernel: Kernel,
+        windows: Sequence[Window],
+        tasks: int = 1,
+        native: NativeAttention | None = None,
     ) -> None:
-        """`windows` are those of the layers; `tasks` is how many calls' worth of work the device does at once."""
+        """`windows` are those of the layers; `tasks` is how many calls' worth of work the device does at once.
+        `native` is what reads decodes if the plan says so."""
         self._plan = plan
         self._store = store
         self._kernel = kernel
         self._windows = windows
         self._tasks = tasks
+        self._native = native
 
     def __call__(self, layer: int, q: Tensor, pairs: Tensor, scale: float | None = None) -> Tensor:
         """Rotated q: [tokens, heads, head_dim], pairs: [tokens, 2, kv_heads, head_dim] -> [tokens, heads, head_dim]"""
         self._store.write(layer, self._plan.slots, pairs)
         reads = self._plan.reads[self._windows[layer]]
+        if reads.paged is None:
+            return self._in_parts(layer, reads, 0, q, pairs, scale)
+        assert self._native is not None, "this step was planned for the native library"
+        decodes = reads.paged.rows
+        out = torch.empty(q.shape, dtype=torch.float32)
+        self._native(layer, reads.paged, self._store, q, out, scale)
+        out = out.to(q.dtype)
+        if decodes < len(q):
+            out[decodes:] = self._in_parts(layer, reads, decodes, q[decodes:], pairs[decodes:], scale)
+        return out
+
+    def _in_parts(
+        self, layer: int, reads: Reads, first_row: int, q: Tensor, pairs: Tensor, scale: float | None
+    ) -> Tensor:
+        """All rows from `first_row` on, which is the first of `q` and `pairs`."""
         # The query heads that share a key head are rows of one product, so that keys are read once for all.
-        grouped = q.view(len(q), self._store.kv_heads, -1, q.shape[-1])  # [tokens, kv_heads, group, head_dim]
-        parts = [self._decode(layer, bucket, grouped[bucket.first : bucket.last], scale) for bucket in reads.buckets]
-        parts += [
-            self._chunk(layer, chunk, q[chunk.first : chunk.last], pairs[chunk.first : chunk.last], scale)
-            for chunk in reads.chunks
+        grouped = q.view(len(q), self._store.kv_heads, -1, q.shape[-1])  # [rows, kv_heads, group, head_dim]
+
+        def rows(first: int, last: int) -> slice:
+            return slice(first - first_row, last - first_row)
+
+        parts = [
+            self._decode(layer, bucket, grouped[rows(bucket.first, bucket.last)], scale) for bucket in reads.buckets
         ]
+        for chunk in reads.chunks:
+            own = rows(chunk.first, chunk.last)
+            parts.append(self._chunk(layer, chunk, q[own], pairs[own], scale))
         out, lse = _joined(parts)
         for number, segments in enumerate(reads.rounds):
-            first, last = segments[0].first, segments[-1].last
-            other, other_lse = self._round(layer, segments, grouped, scale)
-            rows = out[first:last], lse[first:last]
-            out[first:last] = merge(*rows, other, other_lse)
+            own = rows(segments[0].first, segments[-1].last)
+            other, other_lse = self._round(layer, segments, grouped[own], scale)
+            before = lse[own]
+            out[own] = merge(out[own], before, other, other_lse)
             if number + 1 < len(reads.rounds):
-                lse[first:last] = torch.logaddexp(rows[1], other_lse)
+                lse[own] = torch.logaddexp(before, other_lse)
         return out.flatten(1, 2)
 
-    def _decode(
-        self, layer: int, bucket: DecodeBucket | PlacedBucket, q: Tensor, scale: float | None
-    ) -> tuple[Tensor, Tensor]:
-        if isinstance(bucket, PlacedBucket):
-            return self._placed(layer, bucket, q, scale)
+    def _decode(self, layer: int, bucket: DecodeBucket, q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
         if len(q) == 1:
             return self._together(layer, bucket.slots, q, scale)
         stored = self._store.gather(layer, bucket.slots)
         pairs = stored.view(len(q), bucket.longest, *stored.shape[1:])
         return self._kernel(q, *_heads_first(pairs), mask=bucket.mask, scale=scale)
-
-    def _placed(self, layer: int, bucket: PlacedBucket, q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        ordered = q if bucket.order is None else q[bucket.order]
-        found: list[tuple[Tensor, Tensor]] = []
-        row = 0
-        for comb in bucket.combs:
-            rows = ordered[row : row + comb.rows]
-            if comb.rows == 1:
-                found.append(self._together(layer, Run(comb.first, comb.first + bucket.length), rows, scale))
-            else:
-                pairs = self._store.comb(layer, comb.first, comb.distance, comb.rows, bucket.length)
-                found.append(self._kernel(rows, *_heads_first(pairs), scale=scale))
-            row += comb.rows
-        if bucket.others is not None:
-            found.append(self._decode(layer, bucket.others, ordered[row:], scale))
-        out, lse = _joined(found)
-        if bucket.back is not None:
-            out, lse = out[bucket.back], lse[bucket.back]
-        if bucket.tail is None:
-            return out, lse
-        other, other_lse = self._decode(layer, bucket.tail, q, scale)
-        return merge(out, lse, other, other_lse), torch.logaddexp(lse, other_lse)
 
     def _chunk(
         self, layer: int, chunk: PrefillChunk, q: Tensor, pairs: Tensor, scale: float | None
@@ -183,16 +187,16 @@ class PagedAttention:
         return out[0].transpose(0, 1).reshape(*heads, q.shape[-1]), lse[0].transpose(0, 1).reshape(heads)
 
     def _round(self, layer: int, segments: Sequence[Segment], q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-        """What the segments' rows, and those between them, attend to in this round; nothing weighs nothing."""
+        """What the segments' rows, and those between them, attend to in this round; nothing weighs nothing. The first
+        row of `q` is that of the first segment."""
         if len(segments) == 1:
-            return self._together(layer, segments[0].part, q[segments[0].first : segments[0].last], scale)
-        first, last = segments[0].first, segments[-1].last
-        out = q.new_zeros((last - first, *q.shape[1:]))
+            return self._together(layer, segments[0].part, q, scale)
+        first = segments[0].first
+        out = q.new_zeros(q.shape)
         lse = q.new_full(out.shape[:-1], float("-inf"), dtype=torch.float32)
         for segment in segments:
             rows = slice(segment.first - first, segment.last - first)
-            other = self._together(layer, segment.part, q[segment.first : segment.last], scale)
-            out[rows], lse[rows] = other
+            out[rows], lse[rows] = self._together(layer, segment.part, q[rows], scale)
         return out, lse
 
     def _together(self, layer: int, part: Run | Tensor, q: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
 """What reading keys and values costs on this device, and so when a call of its own for a shared prefix pays.
 
-Gathering copies every sequence's context and reads the copy. A call of its own reads a stretch in place, once for all
-who share it, and costs a call and a merge more. Where the one overtakes the other differs by a factor of ten between
-machines, so it is measured when an engine starts for the first time on a device.
+A sequence that reads its context for itself copies it, where torch's operations read, or takes it from memory once
+more. Reading together happens in place, once for all who share it, and costs a call and a merge more. Where the one
+overtakes the other differs by a factor of ten between machines, so it is measured when an engine starts for the first
+time on a device.
 """
 
 from __future__ import annotations
@@ -16,38 +17,33 @@ from dataclasses import dataclass
 class AttentionCosts:
     """Seconds, for one layer."""
 
-    gathered_token: float  # one sequence reads one token out of a gathered copy, the copy included
+    own_token: float  # one sequence reads one token for itself, a copy included if one is made
     call: float  # one more call and its merge
     token: float  # a call reads one token in place, whoever is in it
     row: float  # … and for each sequence in it
-    placed_token: float = 0.0  # one of several sequences in one call reads one token in place, each its own
 
     def gain(self, members: int, tokens: int) -> float:
         """What is saved if so many sequences read so many tokens in a call of their own."""
-        return members * tokens * self.gathered_token - self.call - tokens * (self.token + members * self.row)
-
-    def placing_gain(self, tokens: int, calls: int) -> float:
-        """What is saved if sequences read so many tokens of their own in place, in so many calls more than one."""
-        return tokens * (self.gathered_token - self.placed_token) - calls * self.call
+        return members * tokens * self.own_token - self.call - tokens * (self.token + members * self.row)
 
     def least_run(self) -> int:
         """Tokens from which reading in place pays for a single sequence."""
-        saved = self.gathered_token - self.token - self.row
+        saved = self.own_token - self.token - self.row
         return NEVER if saved <= 0 else max(1, min(NEVER, int(self.call / saved) + 1))
 
     def least_prefix(self, members: int) -> int:
         """Tokens from which so many sequences read a shared prefix together."""
-        saved = members * (self.gathered_token - self.row) - self.token
+        saved = members * (self.own_token - self.row) - self.token
         return NEVER if saved <= 0 else max(1, min(NEVER, int(self.call / saved) + 1))
 
 
 NEVER = 2**40
 """More tokens than any context has."""
 
-SEPARATELY = AttentionCosts(gathered_token=0.0, call=1.0, token=0.0, row=0.0)
+SEPARATELY = AttentionCosts(own_token=0.0, call=1.0, token=0.0, row=0.0)
 """Every sequence reads for itself: nothing is ever worth a call of its own."""
 
-TOGETHER = AttentionCosts(gathered_token=1.0, call=0.0, token=0.0, row=0.0)
+TOGETHER = AttentionCosts(own_token=1.0, call=0.0, token=0.0, row=0.0)
 """Whatever is shared or lies in one piece is read by a call of its own: for tests, which have no long contexts."""
 
 MEMBERS, OWN = 8, 16
@@ -56,14 +52,11 @@ MOST_READINGS = 30
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One thing to time: so many sequences gather so many tokens each, and read so many in place, together or each its
-    own (then nothing is gathered).
-    """
+    """One thing to time: so many sequences read so many tokens each for itself, and so many together."""
 
     members: int
-    gathered: int = 0
-    in_place: int = 0
-    placed: int = 0
+    own: int
+    shared: int = 0
 
 
 def measure(
@@ -96,12 +89,9 @@ def measure(
     long_many = seconds(Reading(MEMBERS, OWN, long)) - many
     token = max(0.0, (long_alone - short_alone) / (long - short))
     row = max(0.0, (long_many - long_alone) / (long * (MEMBERS - 1)))
-    all_gathered, all_placed = seconds(Reading(MEMBERS, short)), seconds(Reading(MEMBERS, placed=short))
-    gathered = max(0.0, (all_gathered - many) / (MEMBERS * (short - OWN)))
     return AttentionCosts(
-        gathered_token=gathered,
+        own_token=max(0.0, (seconds(Reading(MEMBERS, short)) - many) / (MEMBERS * (short - OWN))),
         call=max(0.0, short_alone - token * short),
         token=max(0.0, token - row),
         row=row,
-        placed_token=max(0.0, gathered - max(0.0, all_gathered - all_placed) / (MEMBERS * short)),
     )

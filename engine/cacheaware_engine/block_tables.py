@@ -22,7 +22,7 @@ _NAMES: Final = itertools.count()
 class BlockTable:
     """One table: its blocks, the slots of their tokens, and the stretches of neighbouring blocks that they lie in."""
 
-    __slots__ = ("_extents", "_longest", "_offsets", "_slots", "blocks", "name")
+    __slots__ = ("_extents", "_longest", "_numbers", "_offsets", "_slots", "blocks", "name")
 
     def __init__(self, blocks: Sequence[int], offsets: Tensor) -> None:
         """`offsets`: 0 … block size - 1, on the device that reads."""
@@ -32,6 +32,7 @@ class BlockTable:
         self._extents: list[tuple[int, int]] = []  # first and last+1 index of each stretch
         self._longest = 0  # blocks of the longest of them
         self._slots = offsets[:0]
+        self._numbers = torch.empty(0, dtype=torch.int32)
         self.follow(blocks)
 
     def follow(self, blocks: Sequence[int]) -> None:
@@ -45,17 +46,14 @@ class BlockTable:
         if new := now[len(self.blocks) :]:
             self._continue(new)
 
+    @property
+    def numbers(self) -> Tensor:
+        """The blocks, int32, on the CPU. A view: valid until the table is followed again."""
+        return self._numbers[: len(self.blocks)]
+
     def slots(self, first: int, last: int) -> Tensor:
         """Of tokens first … last-1. A view: valid until the table is followed again."""
         return self._slots[first:last]
-
-    def stretch(self, first: int, last: int) -> tuple[int, int]:
-        """The slot of token `first`, and how many of the tokens first … last-1 lie side by side from there on."""
-        size = len(self._offsets)
-        low = first // size
-        slot = self.blocks[low] * size + first % size
-        end = next(end for begin, end in reversed(self._extents) if begin <= low)
-        return slot, min(last, end * size) - first
 
     def parts(self, first: int, last: int, least_run: int) -> tuple[list[Run], list[tuple[int, int]]]:
         """Full blocks first … last-1: stretches of at least so many tokens, and the ranges of blocks between them."""
@@ -85,6 +83,9 @@ class BlockTable:
             slots = torch.empty(max(needed, 2 * known * size), dtype=torch.long, device=self._offsets.device)
             slots[: known * size] = self._slots[: known * size]
             self._slots = slots
+        if (blocks := known + len(new)) > len(self._numbers):
+            self._numbers = torch.cat([self._numbers[:known], torch.empty(max(len(new), blocks), dtype=torch.int32)])
+        self._numbers[known:blocks] = torch.tensor(new, dtype=torch.int32)
         first = torch.tensor(new, dtype=torch.long, device=self._offsets.device)[:, None] * size
         torch.add(first, self._offsets, out=self._slots[known * size : needed].view(-1, size))
         for index, block in enumerate(new, known):

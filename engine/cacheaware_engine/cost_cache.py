@@ -28,7 +28,7 @@ from cacheaware_engine.logs import values
 
 log = logging.getLogger(__name__)
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of what is measured: to be raised with every change of how keys and values are read."""
 
 KEPT_S: Final = 30 * 86_400.0
@@ -46,6 +46,7 @@ class Measured:
     head_dim: int
     compute: str
     storage: str
+    native: bool  # whether the native library reads decodes
     torch: str = torch.__version__
     version: int = VERSION
 

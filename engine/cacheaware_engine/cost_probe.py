@@ -6,6 +6,7 @@ costs relate to each other as they do on several threads.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ from cacheaware_engine.attention import Kernel, PagedAttention
 from cacheaware_engine.attention_costs import SEPARATELY, AttentionCosts, Reading, measure
 from cacheaware_engine.kv_reads import Run
 from cacheaware_engine.kv_store import KvStore
-from cacheaware_engine.step_plan import Comb, DecodeBucket, PlacedBucket, Reads, Segment, StepPlan
+from cacheaware_engine.native_attention import NativeAttention
+from cacheaware_engine.paged_reads import Stretch, paged_reads
+from cacheaware_engine.step_plan import DecodeBucket, Reads, Segment, StepPlan
 
 LONG: Final = 2048
 LEAST: Final = 256
@@ -27,8 +30,9 @@ CALLS: Final = 3  # layers in one reading: few, so that some readings are not di
 
 
 @torch.inference_mode()
-def measured_costs(store: KvStore, kernel: Kernel, heads: int) -> AttentionCosts:
-    """Costs for this store's layout. A store of a few hundred tokens has no prefix that is worth a call of its own."""
+def measured_costs(store: KvStore, kernel: Kernel, heads: int, native: NativeAttention | None = None) -> AttentionCosts:
+    """Costs for this store's layout, and for the native library if there is one. A store of a few hundred tokens has no
+    prefix that is worth a call of its own."""
     long = min(LONG, store.num_blocks * store.block_size)
     if long < LEAST:
         return SEPARATELY
@@ -39,14 +43,14 @@ def measured_costs(store: KvStore, kernel: Kernel, heads: int) -> AttentionCosts
     layers = itertools.cycle(range(store.num_layers))  # another one each time, as in a step: caches do not help
     nothing = everywhere[:0]
 
+    @functools.cache
+    def plan_of(reading: Reading) -> StepPlan:
+        reads = _by_pieces(reading, store) if native is not None else _by_operations(reading, everywhere)
+        return StepPlan(nothing, nothing, nothing, nothing, {None: reads}, ())
+
     def attend(reading: Reading) -> None:
-        if store.format.quantised and reading.placed:  # what has to be widened is not read in place
-            reading = Reading(reading.members, reading.placed)
-        bucket = _bucket(reading, everywhere)
-        rounds = ((Segment(0, reading.members, Run(0, reading.in_place)),),) if reading.in_place else ()
-        plan = StepPlan(nothing, nothing, nothing, nothing, {None: Reads((bucket,), (), rounds, 0, 0, 0)}, ())
         q = rows[: reading.members, :1, :1].expand(-1, 1, heads, -1)[:, 0].contiguous()
-        attention = PagedAttention(plan, store, kernel, [None] * store.num_layers)
+        attention = PagedAttention(plan_of(reading), store, kernel, [None] * store.num_layers, native=native)
         for _ in range(CALLS):
             attention(next(layers), q, rows[:0])
         if store.device.type == "cuda":
@@ -58,13 +62,22 @@ def measured_costs(store: KvStore, kernel: Kernel, heads: int) -> AttentionCosts
         return measure(attend, long, calls=CALLS, clock=time.thread_time)
 
 
-def _bucket(reading: Reading, everywhere: Tensor) -> DecodeBucket | PlacedBucket:
+def _by_operations(reading: Reading, everywhere: Tensor) -> Reads:
     members = reading.members
-    if reading.placed:
-        combs = (Comb(members, 0, min(reading.placed, (len(everywhere) - reading.placed) // max(1, members - 1))),)
-        return PlacedBucket(0, members, reading.placed, combs, None, None, None, None)
-    slots = everywhere[torch.arange(members * reading.gathered, device=everywhere.device) % len(everywhere)]
-    return DecodeBucket(0, members, slots, reading.gathered, None)
+    slots = everywhere[torch.arange(members * reading.own, device=everywhere.device) % len(everywhere)]
+    bucket = DecodeBucket(0, members, slots, reading.own, None)
+    rounds = ((Segment(0, members, Run(0, reading.shared)),),) if reading.shared else ()
+    return Reads(None, (bucket,), (), rounds, 0, 0, 0)
+
+
+def _by_pieces(reading: Reading, store: KvStore) -> Reads:
+    table = torch.arange(store.num_blocks, dtype=torch.int32)
+    last_start = store.num_blocks * store.block_size - reading.own
+    starts = [member * reading.own % (last_start + 1) for member in range(reading.members)]
+    stretches = [Stretch(row, row + 1, 0, first, first + reading.own) for row, first in enumerate(starts)]
+    if reading.shared:
+        stretches.append(Stretch(0, reading.members, 0, 0, reading.shared))
+    return Reads(paged_reads(stretches, [table], store.kv_heads, 1), (), (), (), 0, 0, 0)
 
 
 @contextmanager

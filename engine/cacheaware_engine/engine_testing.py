@@ -23,6 +23,7 @@ from .kv_app import create_kv_app
 from .listening import serving
 from .loader import LoadedModel, load_model
 from .metrics import Metrics
+from .native_attention import NativeAttention
 from .openai_requests import Limits
 from .process import attach
 from .requests import Delta, Finish, Generation, RequestId, Submission
@@ -83,6 +84,7 @@ class SteppedEngine:
         max_num_batched_tokens: int = 64,
         wrap: Callable[[ModelRunner], Runner] = lambda runner: runner,
         costs: AttentionCosts = TOGETHER,
+        native: NativeAttention | None = None,
         **engine_arguments: Any,
     ) -> None:
         """`wrap` puts something between the engine and its model, such as one that fails. `costs` share whatever can
@@ -90,7 +92,7 @@ class SteppedEngine:
         self.model = model
         self.metrics = Metrics("tiny")
         self.pool = BlockPool(num_blocks, block_size, max_num_seqs)
-        self.runner = ModelRunner(model.network, num_blocks, block_size, costs=costs)
+        self.runner = ModelRunner(model.network, num_blocks, block_size, costs=costs, native=native)
         self.tokenizer = Tokenizer(model.tokenizer)
         self.engine = Engine(
             runner=wrap(self.runner),

@@ -7,6 +7,7 @@ EngineError
 │   └── ModelUnsupported    it is intact, and needs something this engine does not compute
 ├── ContextTooLong          --max-model-len asks for more positions than the model has
 ├── NotEnoughMemory         weights and KV cache do not fit, with the arithmetic
+├── NoNativeAttention       the native library cannot be built or loaded; asked for by name, that ends the process
 ├── InvalidSampling         a sampling parameter of a request is out of range (also a ValueError)
 ├── BrokenLogits            the network produced values that are not numbers
 └── RequestError            one request cannot be answered; carries the HTTP status and OpenAI's error fields
@@ -59,6 +60,10 @@ class ContextTooLong(EngineError):
 
 class NotEnoughMemory(EngineError):
     """Weights and KV cache together exceed what the machine has free."""
+
+
+class NoNativeAttention(EngineError):
+    """There is no native library of attention for this machine. The message says why, and what would help."""
 
 
 class InvalidSampling(EngineError, ValueError):

@@ -71,6 +71,10 @@ class KvStore:
         """Over all layers."""
         return bytes_per_token(self.num_layers, self.kv_heads, self.head_dim, self.format)
 
+    def stored(self, layer: int) -> tuple[Tensor, Tensor | None]:
+        """As kept: numbers [slots, 2 · kv_heads, head_dim], and scales [slots, 2 · kv_heads, 1] if quantised."""
+        return self._layers[layer], self._scales[layer] if self.format.quantised else None
+
     def write(self, layer: int, slots: Tensor, pairs: Tensor) -> None:
         """Store keys and values. slots: [tokens], pairs: [tokens, 2, kv_heads, head_dim]"""
         rows = pairs.reshape(-1, 2 * self.kv_heads, self.head_dim)
@@ -87,16 +91,6 @@ class KvStore:
         if self.format.quantised:
             stored = self._widened(stored, self._scales[layer][run.first : run.last])
         return stored.view(len(run), 2, self.kv_heads, self.head_dim)
-
-    def comb(self, layer: int, first: int, distance: int, rows: int, length: int) -> Tensor:
-        """Stretches of `length` slots, the i-th from first + i · distance, without a copy; stored as computed only.
-
-        [rows, length, 2, kv_heads, head_dim]
-        """
-        heads, dim = self.kv_heads, self.head_dim
-        token = 2 * heads * dim
-        shape, strides = (rows, length, 2, heads, dim), (distance * token, token, heads * dim, dim, 1)
-        return self._layers[layer].as_strided(shape, strides, first * token)
 
     def pieces(self, layer: int, part: Run | Tensor) -> Iterator[Tensor]:
         """All of `part`, piece by piece where it is copied; each piece is valid until the next is asked for."""

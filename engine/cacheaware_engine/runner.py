@@ -18,6 +18,7 @@ from cacheaware_engine.cost_cache import CostCache, Measured, device_name
 from cacheaware_engine.cost_probe import measured_costs
 from cacheaware_engine.kv_format import kv_format
 from cacheaware_engine.kv_store import KvStore
+from cacheaware_engine.native_attention import NativeAttention
 from cacheaware_engine.network import Network
 from cacheaware_engine.settings import KvDtype
 from cacheaware_engine.step_plan import SequenceWork, Shared
@@ -48,8 +49,10 @@ class ModelRunner:
         kv_dtype: KvDtype = KvDtype.AUTO,
         costs: AttentionCosts | None = None,
         cost_cache: CostCache | None = None,
+        native: NativeAttention | None = None,
     ) -> None:
-        """`costs` decide which reads are shared; None: those in the cache, or else they are measured now."""
+        """`costs` decide which reads are shared; None: those in the cache, or else they are measured now. `native`
+        reads decodes if it can read this store; else torch's operations do."""
         self._model = model
         self._device = torch.device(device)
         self._kernel = kernel_for(self._device)
@@ -68,17 +71,20 @@ class ModelRunner:
         self.bytes_per_token = self._store.bytes_per_token
         self.kv_form = self._store.format.name
         self.vocab_size = model.vocab_size
+        self._native = native if native is not None and native.can_read(self._store) else None
         if costs is None:
             costs = self._costs(model, cost_cache)
         self.costs = costs
-        self._planner = StepPlanner(self._store, model.dtype, costs, self._windows)
+        self._planner = StepPlanner(
+            self._store, model.dtype, costs, self._windows, self._tasks if self.native else None
+        )
 
     @torch.inference_mode()
     def forward(self, work: Sequence[SequenceWork]) -> StepOutput:
         """Compute one step: any mix of decodes and prefill chunks, in any order."""
         assert work, "a step needs work"
         plan = self._planner.plan(work)
-        attend = PagedAttention(plan, self._store, self._kernel, self._windows, self._tasks)
+        attend = PagedAttention(plan, self._store, self._kernel, self._windows, self._tasks, self._native)
         logits = self._model.forward(plan.tokens, plan.positions, attend, plan.sampled)
         layer_bytes = self.bytes_per_token // len(self._windows)
         layers = [plan.reads[window] for window in self._windows]
@@ -97,7 +103,7 @@ class ModelRunner:
 
     def _costs(self, model: Network, cache: CostCache | None) -> AttentionCosts:
         def measure() -> AttentionCosts:
-            return measured_costs(self._store, self._kernel, model.shape.heads)
+            return measured_costs(self._store, self._kernel, model.shape.heads, self._native)
 
         if cache is None:
             return measure()
@@ -112,9 +118,15 @@ class ModelRunner:
                 head_dim=model.shape.head_dim,
                 compute=str(form.compute),
                 storage=form.name,
+                native=self.native,
             ),
             measure,
         )
+
+    @property
+    def native(self) -> bool:
+        """Whether the native library computes the attention of decodes."""
+        return self._native is not None
 
     @property
     def _tasks(self) -> int:

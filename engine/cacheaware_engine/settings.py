@@ -38,6 +38,14 @@ class KvDtype(StrEnum):
     FP8 = "fp8"  # e4m3
 
 
+class AttentionBy(StrEnum):
+    """What computes the attention of decodes."""
+
+    AUTO = "auto"  # the native library where it can be had
+    NATIVE = "native"
+    TORCH = "torch"
+
+
 class LogFormat(StrEnum):
     CONSOLE = "console"
     JSON = "json"
@@ -84,6 +92,10 @@ class Settings:
 
     share_prefix_reads: bool = True
     """Whether sequences with a common prefix read it together where that was measured to pay."""
+
+    attention: AttentionBy = AttentionBy.AUTO
+    """What computes the attention of decodes. The native library reads blocks where they lie and is several times as
+    fast on a CPU; it needs a C++ compiler once, or an image that brings it."""
 
     max_model_len: int | None = None
     """Longest prompt and output together, in tokens. None: the model's."""
@@ -276,6 +288,13 @@ def _parser() -> argparse.ArgumentParser:
         help="read a prefix that several sequences share once a step, where it was measured to pay (default: on)",
     )
     steps.add_argument(
+        "--attention",
+        choices=list(AttentionBy),
+        default=AttentionBy.AUTO,
+        help="what computes the attention of decodes. native: our library for CPUs, built with c++ at the first start "
+        "unless an image brings it; torch: its operations; auto: native where it can be had (default)",
+    )
+    steps.add_argument(
         "--max-num-seqs",
         type=_Whole(1, 4096),
         default=32,
@@ -336,6 +355,7 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         block_size=given.block_size,
         kv_cache_dtype=KvDtype(given.kv_cache_dtype),
         share_prefix_reads=given.share_prefix_reads,
+        attention=AttentionBy(given.attention),
         max_model_len=given.max_model_len,
         max_num_seqs=given.max_num_seqs,
         max_num_batched_tokens=given.max_num_batched_tokens,

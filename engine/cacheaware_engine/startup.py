@@ -12,22 +12,23 @@ from dataclasses import dataclass
 
 import torch
 
-from . import memory, model_source
+from . import memory, model_source, native_build
 from .attention_costs import NEVER, SEPARATELY, AttentionCosts
 from .blocks import BlockPool
 from .chat import Tokenizer
 from .compute_dtype import torch_dtype
 from .cost_cache import CostCache
 from .engine import Engine
-from .errors import NotEnoughMemory
+from .errors import NoNativeAttention, NotEnoughMemory
 from .kv_format import bytes_per_token, kv_format
 from .loader import load_model, weight_bytes
 from .logs import values
 from .metrics import Metrics
 from .model_config import DecoderConfig, read_config
+from .native_attention import NativeAttention, loaded
 from .openai_requests import Limits
 from .runner import ModelRunner
-from .settings import Settings
+from .settings import AttentionBy, Settings
 from .structured_output import Grammars, load_grammars
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ def load(settings: Settings, metrics: Metrics, clock: Callable[[], float] = time
         kv_dtype=settings.kv_cache_dtype,
         costs=None if settings.share_prefix_reads else SEPARATELY,
         cost_cache=CostCache(model_source.default_cache_dir() / "attention-costs"),
+        native=native_attention(settings.attention),
     )
     pool = BlockPool(
         num_blocks, settings.block_size, settings.max_num_seqs, bytes_per_token=runner.bytes_per_token, clock=clock
@@ -89,6 +91,7 @@ def load(settings: Settings, metrics: Metrics, clock: Callable[[], float] = time
             block_size=settings.block_size,
             max_model_len=max_model_len,
             kv_cache_dtype=settings.kv_cache_dtype,
+            attention=AttentionBy.NATIVE if runner.native else AttentionBy.TORCH,
             shares_from_tokens=_shares_from(runner.costs),
             seconds=clock() - started,
         ),
@@ -101,6 +104,23 @@ def load(settings: Settings, metrics: Metrics, clock: Callable[[], float] = time
     grammars = load_grammars(model.tokenizer, runner.vocab_size, model.eos_token_ids)
     limits = Limits(runner.vocab_size, settings.max_num_seqs, structured_output=grammars is not None)
     return LoadedEngine(engine, tokenizer, limits, max_model_len, grammars)
+
+
+def native_attention(asked: AttentionBy) -> NativeAttention | None:
+    """The library if it is wanted and can be had. Raises NoNativeAttention if nothing else is wanted."""
+    if asked is AttentionBy.TORCH:
+        return None
+    try:
+        path = native_build.library(
+            model_source.default_cache_dir() / "native",
+            on_build=lambda: log.info("building the native attention for this processor, once: some ten seconds"),
+        )
+        return loaded(path)
+    except NoNativeAttention as error:
+        if asked is AttentionBy.NATIVE:
+            raise
+        log.warning("attention is computed by torch's operations, which is slower", extra=values(why=str(error)))
+        return None
 
 
 def kv_bytes_per_token(settings: Settings, config: DecoderConfig, dtype: torch.dtype) -> int:

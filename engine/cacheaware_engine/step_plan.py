@@ -66,28 +66,17 @@ class DecodeBucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Comb:
-    """Stretches of slots at even distances, one for each of some rows: the i-th begins at first + i · distance."""
-
-    rows: int
-    first: int
-    distance: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedBucket:
-    """Rows first … last-1 add one token each. The first `length` slots that each attends to are read in place where
-    they lie side by side, and gathered where not; what lies beyond is in the `tail`, which all have or none.
+class PagedReads:
+    """What the first `rows` rows, decodes all of them, read where it lies, in pieces: some neighbouring rows attend to
+    some neighbouring tokens. What a piece leaves of a row is a part. All tensors are int32.
     """
 
-    first: int
-    last: int
-    length: int
-    combs: tuple[Comb, ...]
-    others: DecodeBucket | None  # what of the other rows is gathered, numbered from the first of them
-    order: Tensor | None  # the rows of the combs, then the others; None: as they are
-    back: Tensor | None  # for each row, its place in that order
-    tail: DecodeBucket | None
+    rows: int
+    pieces: Tensor  # [pieces, 6]: first row, rows, where its table begins, first token, last + 1, parts before it
+    tables: Tensor  # block numbers, table by table
+    row_parts: Tensor  # [parts] row by row
+    row_starts: Tensor  # [rows + 1] where each row's begin in `row_parts`
+    parts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +96,8 @@ class PrefillChunk:
 class Reads:
     """What layers with one window read in a step."""
 
-    buckets: tuple[DecodeBucket | PlacedBucket, ...]
+    paged: PagedReads | None  # all of the decodes, where the native library reads them; then there are no buckets
+    buckets: tuple[DecodeBucket, ...]
     chunks: tuple[PrefillChunk, ...]
     rounds: tuple[tuple[Segment, ...], ...]  # the segments of a round are of different rows
     tokens: int  # Σ over segments and sequences of stored tokens that are read

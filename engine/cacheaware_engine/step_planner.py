@@ -24,13 +24,20 @@ class StepPlanner:
     """Plans steps over one store. One caller at a time."""
 
     def __init__(
-        self, store: KvStore, dtype: torch.dtype, costs: AttentionCosts, windows: Collection[Window] = (None,)
+        self,
+        store: KvStore,
+        dtype: torch.dtype,
+        costs: AttentionCosts,
+        windows: Collection[Window] = (None,),
+        native_threads: int | None = None,
     ) -> None:
-        """`dtype` is that of scores' masks, the compute dtype; `windows` are those of layers."""
+        """`dtype` is that of scores' masks, the compute dtype; `windows` are those of layers. `native_threads` of the
+        native library read what decodes read; None: it is not used."""
         self._store = store
         self._dtype = dtype
         self._costs = costs
         self._windows = frozenset(windows)
+        self._native_threads = native_threads
         self._tables = BlockTables(store.block_size, store.device)
         self._tree: PrefixTree | None = None  # of the step before
 
@@ -49,7 +56,9 @@ class StepPlanner:
             items[index].row = rows
             rows += items[index].rows
         groups = [*decode_groups, *chunk_groups]
-        reads = StepReads(items, decodes, chunks, groups, tree, self._store, self._dtype, self._costs)
+        reads = StepReads(
+            items, decodes, chunks, groups, tree, self._store, self._dtype, self._costs, self._native_threads
+        )
         order = [(work[index], items[index]) for index in (*decodes, *chunks)]
         sampled = [item.row + offset for item, one in zip(items, work, strict=True) for offset in one.wanted]
         return StepPlan(

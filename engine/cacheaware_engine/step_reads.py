@@ -7,7 +7,7 @@ long context does not make every other one as long.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -18,14 +18,9 @@ from cacheaware_engine.attention_costs import AttentionCosts
 from cacheaware_engine.block_tables import BlockTable
 from cacheaware_engine.kv_reads import Run
 from cacheaware_engine.kv_store import KvStore
+from cacheaware_engine.paged_reads import Stretch, paged_reads
 from cacheaware_engine.prefix_groups import PrefixGroup, PrefixTree
-from cacheaware_engine.step_plan import LEAST_SPLIT, Comb, DecodeBucket, PlacedBucket, PrefillChunk, Reads, Segment
-
-MOSTLY: Final = 0.75
-"""The part of a context that has to lie side by side from its start to be read in place with others."""
-
-EVEN: Final = 64
-"""What one sequence alone reads of a long context in place is a multiple of this: threads get halves of it."""
+from cacheaware_engine.step_plan import DecodeBucket, PagedReads, PrefillChunk, Reads, Segment
 
 LENGTH_SLACK: Final = 0.8  # a bucket's shortest context is at least this part of its longest …
 SHORT_CONTEXT: Final = 64  # … or at most this many tokens shorter: padding that little costs less than another call
@@ -57,13 +52,14 @@ class _Rest:
     row: int
     slots: Tensor
     tokens: int  # as many as there are slots; to ask a tensor takes longer than most of what is done with it
-    first: int = 0  # the first of the slots
-    in_place: int = 0  # so many of them lie side by side and may be read without a copy
 
 
 @dataclass(slots=True)
 class StepReads:
-    """A step's sequences in the order of their rows, and from them what each kind of layer reads."""
+    """A step's sequences in the order of their rows, and from them what each kind of layer reads.
+
+    `native_threads`: so many share what decodes read, if the native library reads it.
+    """
 
     items: Sequence[Item]
     decodes: Sequence[int]
@@ -73,38 +69,34 @@ class StepReads:
     store: KvStore
     dtype: torch.dtype
     costs: AttentionCosts
+    native_threads: int | None
 
     def everything(self) -> Reads:
         """For layers in which a token attends to all before it."""
-        size, least_run = self.store.block_size, self.costs.least_run()
+        size = self.store.block_size
         shared: dict[int, int] = {}
         segments: list[Segment] = []
+        stretches: list[Stretch] = []
         tokens = 0
         for group in self.groups:
             shared.update(dict.fromkeys(group.members, group.blocks))
             first, last = self.items[group.members[0]], self.items[group.members[-1]]
-            segments.extend(self._parts(first.table, first.row, last.last_row, 0, group.blocks))
             tokens += group.blocks * size
+            if first.rows == 1 and self.native_threads:
+                place = self.decodes.index(group.members[0])
+                stretches.append(Stretch(first.row, last.last_row, place, 0, group.blocks * size))
+            else:
+                segments.extend(self._parts(first.table, first.row, last.last_row, 0, group.blocks))
         rests: list[_Rest] = []
-        for index in self.decodes:
-            item, begin = self.items[index], shared.get(index, 0)
-            own = item.end - begin * size
-            tokens += own
-            first_slot, side_by_side = item.table.stretch(begin * size, item.end)
-            if not self.store.format.quantised and side_by_side >= MOSTLY * own:
-                slots = item.table.slots(begin * size, item.end)
-                rests.append(_Rest(item.row, slots, own, first_slot, side_by_side))
-                continue
-            runs, between = item.table.parts(begin, item.full, least_run)
-            if not runs:
-                slots = item.table.slots(begin * size, item.end)
-                rests.append(_Rest(item.row, slots, own))
-                continue
-            segments.extend([Segment(item.row, item.row + 1, run) for run in runs])
-            slots = item.table.slots(item.full * size, item.end)
-            if between:
-                slots = torch.cat([*(item.table.slots(low * size, high * size) for low, high in between), slots])
-            rests.append(_Rest(item.row, slots, own - sum(map(len, runs))))
+        for place, index in enumerate(self.decodes):
+            item, begin = self.items[index], shared.get(index, 0) * size
+            tokens += item.end - begin
+            if self.native_threads:
+                stretches.append(Stretch(item.row, item.last_row, place, begin, item.end))
+            else:
+                alone, rest = self._alone(item, begin // size)
+                segments.extend(alone)
+                rests.append(rest)
         chunks: list[PrefillChunk] = []
         for index in self.chunks:
             item = self.items[index]
@@ -116,16 +108,10 @@ class StepReads:
                 begin = item.table.blocks[item.full] * size
                 segments.append(Segment(item.row, item.last_row, Run(begin, begin + item.start % size)))
         in_place = sum([len(segment.part) for segment in segments if isinstance(segment.part, Run)])
-        buckets = self._buckets(rests)
-        in_place += sum(
-            [
-                bucket.length * sum([comb.rows for comb in bucket.combs])
-                for bucket in buckets
-                if isinstance(bucket, PlacedBucket)
-            ]
-        )
+        in_place += sum([stretch.last - stretch.first for stretch in stretches])
         return Reads(
-            buckets=buckets,
+            paged=self._paged(stretches),
+            buckets=self._buckets(rests),
             chunks=tuple(chunks),
             rounds=rounds(segments),
             tokens=tokens,
@@ -139,12 +125,16 @@ class StepReads:
         size = self.store.block_size
         rests: list[_Rest] = []
         chunks: list[PrefillChunk] = []
+        stretches: list[Stretch] = []
         seen: set[int] = set()
         tokens = 0
-        for index in self.decodes:
+        for place, index in enumerate(self.decodes):
             item = self.items[index]
             low = max(0, item.end - window)
-            rests.append(_Rest(item.row, item.table.slots(low, item.end), item.end - low))
+            if self.native_threads:
+                stretches.append(Stretch(item.row, item.last_row, place, low, item.end))
+            else:
+                rests.append(_Rest(item.row, item.table.slots(low, item.end), item.end - low))
             seen.update(item.table.blocks[low // size : -(-item.end // size)])
             tokens += item.end - low
         for index in self.chunks:
@@ -155,13 +145,32 @@ class StepReads:
             seen.update(item.table.blocks[low // size : -(-item.start // size)])
             tokens += item.start - low
         return Reads(
+            paged=self._paged(stretches),
             buckets=self._buckets(rests),
             chunks=tuple(chunks),
             rounds=(),
             tokens=tokens,
             unique_tokens=min(tokens, len(seen) * size),
-            tokens_in_place=0,
+            tokens_in_place=sum([stretch.last - stretch.first for stretch in stretches]),
         )
+
+    def _paged(self, stretches: Sequence[Stretch]) -> PagedReads | None:
+        if not stretches or not self.native_threads:
+            return None
+        tables = [self.items[index].table.numbers for index in self.decodes]
+        return paged_reads(stretches, tables, self.store.kv_heads, self.native_threads)
+
+    def _alone(self, item: Item, begin: int) -> tuple[list[Segment], _Rest]:
+        """What one decode reads for itself, from block `begin` on: stretches in place, and the rest."""
+        size = self.store.block_size
+        runs, between = item.table.parts(begin, item.full, self.costs.least_run())
+        if not runs:
+            return [], _Rest(item.row, item.table.slots(begin * size, item.end), item.end - begin * size)
+        slots = item.table.slots(item.full * size, item.end)
+        if between:
+            slots = torch.cat([*(item.table.slots(low * size, high * size) for low, high in between), slots])
+        rest = _Rest(item.row, slots, item.end - begin * size - sum(map(len, runs)))
+        return [Segment(item.row, item.row + 1, run) for run in runs], rest
 
     def _parts(self, table: BlockTable, first_row: int, last_row: int, first: int, last: int) -> list[Segment]:
         """Blocks first … last-1 of a table, read once for some rows: in place where that pays, else in one gathered
@@ -180,55 +189,15 @@ class StepReads:
         hidden = (keys > queries) | (keys <= queries - window)
         return torch.zeros(hidden.shape, dtype=self.dtype, device=self.store.device).masked_fill_(hidden, float("-inf"))
 
-    def _buckets(self, rests: Sequence[_Rest]) -> tuple[DecodeBucket | PlacedBucket, ...]:
-        """Rests of similar length together: in place as far as that pays, else gathered, not too many at once."""
-        buckets: list[DecodeBucket | PlacedBucket] = []
+    def _buckets(self, rests: Sequence[_Rest]) -> tuple[DecodeBucket, ...]:
+        """Rests of similar length together, not too many at once."""
+        buckets: list[DecodeBucket] = []
         first = 0
         lengths = [rest.tokens for rest in rests]
-        for rows in bucket_sizes(lengths, None):
-            members, theirs = rests[first : first + rows], lengths[first : first + rows]
+        for rows in bucket_sizes(lengths, self.store.gathered_slots):
+            buckets.append(self._bucket(rests[first : first + rows], lengths[first : first + rows]))
             first += rows
-            if (bucket := self._placed(members, theirs)) is not None:
-                buckets.append(bucket)
-                continue
-            low = 0
-            for size in bucket_sizes(theirs, self.store.gathered_slots):
-                buckets.append(self._bucket(members[low : low + size], theirs[low : low + size]))
-                low += size
         return tuple(buckets)
-
-    def _placed(self, rests: Sequence[_Rest], lengths: Sequence[int]) -> PlacedBucket | None:
-        """None: too much of them lies scattered, or so unevenly that gathering it is cheaper than more calls."""
-        placed = sorted([i for i, rest in enumerate(rests) if rest.in_place], key=lambda i: rests[i].first)
-        if not placed:
-            return None
-        length, shortest = min([rests[i].in_place for i in placed]), min(lengths)
-        alone = len(rests) == 1
-        whole = length >= shortest == max(lengths) and not alone
-        length = shortest if whole else min(length, shortest - 1)  # each of them has a tail, or none
-        if alone and length >= 2 * LEAST_SPLIT:
-            length -= length % EVEN
-        if length < 1:
-            return None
-        combs = combs_of([rests[i].first for i in placed])
-        others = [i for i, rest in enumerate(rests) if not rest.in_place]
-        calls = len(combs) + bool(others) + (not whole)
-        if self.costs.placing_gain(length * len(placed), calls - 1) < 0:
-            return None
-        tail = scattered = None
-        if others:
-            slots = torch.cat([rests[i].slots[:length] for i in others])
-            scattered = DecodeBucket(0, len(others), slots, length, None)
-        if not whole:
-            ends = [_Rest(rest.row, rest.slots[length:], rest.tokens - length) for rest in rests]
-            tail = self._bucket(ends, [end.tokens for end in ends])
-        bucket = PlacedBucket(rests[0].row, rests[-1].row + 1, length, combs, scattered, None, None, tail)
-        order = [*placed, *others]
-        if order == list(range(len(order))):
-            return bucket
-        back = sorted(range(len(order)), key=order.__getitem__)
-        device = self.store.device
-        return replace(bucket, order=torch.tensor(order, device=device), back=torch.tensor(back, device=device))
 
     def _bucket(self, rests: Sequence[_Rest], lengths: Sequence[int]) -> DecodeBucket:
         first, last, longest = rests[0].row, rests[-1].row + 1, max(lengths)
@@ -257,29 +226,15 @@ class StepReads:
         return self.tree.distinct_blocks() * size + sum(partial.values())
 
 
-def combs_of(starts: Sequence[int]) -> tuple[Comb, ...]:
-    """Rising slots as few combs: any two are one, and each goes on for as long as the distance stays the same."""
-    combs: list[Comb] = []
-    low = 0
-    while low < len(starts):
-        high = low + 1
-        distance = starts[high] - starts[low] if high < len(starts) else 0
-        while high < len(starts) and starts[high] - starts[high - 1] == distance:
-            high += 1
-        combs.append(Comb(high - low, starts[low], distance))
-        low = high
-    return tuple(combs)
-
-
-def bucket_sizes(lengths: Sequence[int], most: int | None) -> list[int]:
+def bucket_sizes(lengths: Sequence[int], most: int) -> list[int]:
     """How many of `lengths`, in their order, go together so that little is padded and at most so many tokens are
-    gathered at once (None: any number)."""
+    gathered at once."""
     sizes: list[int] = []
     shortest = longest = 0
     for length in lengths:
         low, high = (min(shortest, length), max(longest, length)) if sizes else (length, length)
         similar = low >= LENGTH_SLACK * high or low >= high - SHORT_CONTEXT
-        if sizes and similar and (most is None or (sizes[-1] + 1) * high <= most):
+        if sizes and similar and (sizes[-1] + 1) * high <= most:
             sizes[-1] += 1
             shortest, longest = low, high
         else:
