@@ -30,7 +30,7 @@ BLOCK_SIZE: Final = 16
 RUNNING: Final = 64
 WAITING: Final = 300  # behind them, in the layout "queue"
 LAYOUTS: Final = ("side by side", "scattered", "sharing", "queue")
-COSTS: Final = AttentionCosts(gathered_token=4e-8, call=2e-5, token=1e-8, row=1e-8)
+COSTS: Final = AttentionCosts(own_token=4e-8, call=2e-5, token=1e-8, row=1e-8)
 """About those of a laptop's CPU: stretches are read in place from 1,000 tokens, prefixes together from 300 to 600."""
 
 
@@ -48,7 +48,7 @@ class Planner:
             kv_format=KvFormat(torch.float32, torch.float32), device=torch.device("cpu"),
         )  # fmt: skip
         store.gathered_slots = 4096  # as with the keys and values of a small model
-        self._planner = StepPlanner(store, torch.float32, COSTS)
+        self._planner = StepPlanner(store, torch.float32, COSTS, native_threads=torch.get_num_threads())
         self._logits = torch.zeros(RUNNING, 32)
 
     @torch.inference_mode()

@@ -71,12 +71,17 @@ class Ours:
 
 
 def _runner_options(settings: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of the runner that the benchmark compares: `kv`, and `share=off`."""
+    """Settings of the runner that the benchmark compares: `kv`, `share=off` and `attention`."""
     from cacheaware_engine.attention_costs import SEPARATELY
-    from cacheaware_engine.settings import KvDtype
+    from cacheaware_engine.settings import AttentionBy, KvDtype
+    from cacheaware_engine.startup import native_attention
 
     shares = settings.get("share", "on") == "on"
-    return {"kv_dtype": KvDtype(settings.get("kv", "auto")), "costs": None if shares else SEPARATELY}
+    return {
+        "kv_dtype": KvDtype(settings.get("kv", "auto")),
+        "costs": None if shares else SEPARATELY,
+        "native": native_attention(AttentionBy(settings.get("attention", "auto"))),
+    }
 
 
 class _Tally:

@@ -6,6 +6,7 @@ large enough for the next token to be a clear choice, so that greedy texts can b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,10 @@ from typing import Any, Final
 
 import torch
 
+from cacheaware_engine.native_attention import NativeAttention
 from cacheaware_engine.runner import ModelRunner, SequenceWork
+from cacheaware_engine.settings import AttentionBy
+from cacheaware_engine.startup import native_attention
 
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -86,6 +90,12 @@ TINY_MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "phi3": {"model_type": "phi3", "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None},
     "qwen3": {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24},
 }
+
+
+@functools.cache
+def native_here() -> NativeAttention | None:
+    """The native library as an engine on this machine would have it, built at the first call if need be."""
+    return native_attention(AttentionBy.AUTO)
 
 
 def save_tiny_model(folder: Path, kind: str = "llama-gqa", *, seed: int = 0, **changes: Any) -> Path:

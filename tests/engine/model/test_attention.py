@@ -24,9 +24,9 @@ from cacheaware_engine.kv_format import kv_format
 from cacheaware_engine.kv_store import KvStore
 from cacheaware_engine.linear import Linear, packing_works
 from cacheaware_engine.settings import KvDtype
-from cacheaware_engine.step_plan import PlacedBucket, SequenceWork
+from cacheaware_engine.step_plan import SequenceWork
 from cacheaware_engine.step_planner import StepPlanner
-from cacheaware_engine.step_reads import bucket_sizes, combs_of
+from cacheaware_engine.step_reads import bucket_sizes
 
 COSTS = [pytest.param(SEPARATELY, id="separately"), pytest.param(TOGETHER, id="together")]
 
@@ -109,19 +109,15 @@ class TestEveryKernel:
                 out[row : row + 1], attended(q[row : row + 1], chunk[: 5 + row]), atol=1e-5, rtol=0
             )
 
-    @pytest.mark.parametrize("costs", [pytest.param(SEPARATELY, id="gathered"), pytest.param(TOGETHER, id="in place")])
-    def test_not_a_number_in_a_strangers_slot_never_shows(self, kernel: Kernel, costs: AttentionCosts) -> None:
+    def test_not_a_number_in_a_strangers_slot_never_shows(self, kernel: Kernel) -> None:
         store = small_store()
         store.write(0, torch.arange(16), torch.full((16, 2, 2, 8), float("nan")))
         for slots in (torch.arange(2), torch.arange(8, 15)):  # what the two sequences have stored before
             store.write(0, slots, random(len(slots), 2, 2, 8))
         work = [SequenceWork([0], 2, [0], False), SequenceWork([0], 7, [2, 3], False)]
-        plan = StepPlanner(store, torch.float32, costs).plan(work)
+        plan = StepPlanner(store, torch.float32, SEPARATELY).plan(work)
         (bucket,) = plan.reads[None].buckets
-        padded = bucket.tail if isinstance(bucket, PlacedBucket) else bucket
-        assert isinstance(bucket, PlacedBucket) == (costs is TOGETHER)
-        assert padded is not None
-        assert padded.mask is not None, "the two share padding, or this test shows nothing"
+        assert bucket.mask is not None, "the two share padding, or this test shows nothing"
         out = PagedAttention(plan, store, kernel, [None])(0, random(2, 4, 8), random(2, 2, 2, 8))
         assert torch.isfinite(out).all()
 
@@ -174,43 +170,6 @@ def test_buckets_cover_the_sequences_in_order_and_pad_little(lengths: list[int])
 )
 def test_buckets_of_known_lengths(lengths: list[int], sizes: list[int]) -> None:
     assert bucket_sizes(lengths, 8192) == sizes
-
-
-@given(st.sets(st.integers(0, 60), max_size=12))
-def test_combs_are_all_starts_in_order_and_no_more_than_pairs_need(starts: set[int]) -> None:
-    combs = combs_of(sorted(starts))
-    assert [comb.first + row * comb.distance for comb in combs for row in range(comb.rows)] == sorted(starts)
-    assert len(combs) <= (len(starts) + 1) // 2
-
-
-@pytest.mark.parametrize(
-    "kernel", [pytest.param(cpu_flash, id="cpu-flash"), pytest.param(matmul_attention, id="matmul")]
-)
-@pytest.mark.parametrize(
-    ("tables", "own"),
-    [
-        pytest.param([[0, 1], [8, 9], [4, 5]], [7, 7, 7], id="as-long-at-even-distances"),
-        pytest.param([[0, 1], [9, 10], [4, 5]], [7, 7, 7], id="at-uneven-distances"),
-        pytest.param([[0, 1], [8, 9], [4, 5]], [7, 5, 6], id="some-longer-than-others"),
-        pytest.param([[0, 1, 15], [8, 9], [4, 5]], [9, 7, 7], id="one-goes-on-elsewhere"),
-        pytest.param([[0, 1], [12, 8], [4, 5]], [7, 7, 6], id="one-lies-scattered"),
-        pytest.param([[3, 4]], [6], id="alone"),
-    ],
-)
-def test_contexts_read_in_place_are_those_gathered(kernel: Kernel, tables: list[list[int]], own: list[int]) -> None:
-    store = small_store(16)
-    store.write(0, torch.arange(64), random(64, 2, 2, 8, seed=5))
-    q, pairs = random(len(own), 4, 8), random(len(own), 2, 2, 8, seed=3)
-    work = [SequenceWork([0], start, table, False) for table, start in zip(tables, own, strict=True)]
-    outs = []
-    for costs in (TOGETHER, SEPARATELY):
-        plan = StepPlanner(store, torch.float32, costs).plan(work)
-        order = [tuple(plan.positions.tolist()), tuple(plan.slots.tolist())]
-        outs.append((order, PagedAttention(plan, store, kernel, [None])(0, q, pairs)))
-        assert costs is SEPARATELY or any(isinstance(bucket, PlacedBucket) for bucket in plan.reads[None].buckets)
-    (order, placed), (other_order, gathered) = outs
-    assert order == other_order
-    torch.testing.assert_close(placed, gathered, atol=1e-5, rtol=0)
 
 
 @pytest.mark.skipif(not packing_works(), reason="this torch cannot pack weights")

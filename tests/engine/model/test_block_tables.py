@@ -35,19 +35,6 @@ def test_a_table_is_divided_into_stretches(
     assert BlockTable(blocks, OFFSETS).parts(0, len(blocks), least_run) == (runs, between)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "first", "last", "slot", "tokens"),
-    [
-        pytest.param([5], 0, 3, 20, 3, id="one-block-not-full"),
-        pytest.param([8, 9, 3], 0, 12, 32, 8, id="it-goes-on-elsewhere"),
-        pytest.param([2, 8, 9], 4, 11, 32, 7, id="from-where-it-lies-in-one-piece"),
-        pytest.param([5, 4], 0, 6, 20, 4, id="backwards-is-not-side-by-side"),
-    ],
-)
-def test_how_far_tokens_lie_side_by_side(blocks: list[int], first: int, last: int, slot: int, tokens: int) -> None:
-    assert BlockTable(blocks, OFFSETS).stretch(first, last) == (slot, tokens)
-
-
 @given(
     st.lists(st.integers(0, 9), max_size=12),
     st.lists(
@@ -76,6 +63,7 @@ def test_a_table_that_is_followed_is_as_if_it_were_new(
     new = BlockTable(blocks, OFFSETS)
     first, last = sorted(min(end, len(blocks)) for end in part)
     assert followed.blocks == blocks
+    assert followed.numbers.tolist() == blocks
     assert followed.slots(0, len(blocks) * SIZE).tolist() == slots(blocks)
     assert followed.parts(first, last, least_run) == new.parts(first, last, least_run)
 

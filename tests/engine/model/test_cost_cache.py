@@ -12,9 +12,11 @@ import torch
 from cacheaware_engine.attention_costs import AttentionCosts
 from cacheaware_engine.cost_cache import KEPT_S, CostCache, Measured, device_name
 
-COSTS = AttentionCosts(gathered_token=4e-7, call=5e-5, token=1e-7, row=2e-8)
-OTHER = AttentionCosts(gathered_token=3e-7, call=0.0, token=0.0, row=0.0)
-OF = Measured("a processor", threads=2, layers=30, heads=9, kv_heads=3, head_dim=64, compute="fp32", storage="int8")
+COSTS = AttentionCosts(own_token=4e-7, call=5e-5, token=1e-7, row=2e-8)
+OTHER = AttentionCosts(own_token=3e-7, call=0.0, token=0.0, row=0.0)
+OF = Measured(
+    "a processor", threads=2, layers=30, heads=9, kv_heads=3, head_dim=64, compute="fp32", storage="int8", native=True
+)
 
 
 class Calendar:
@@ -51,6 +53,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
         pytest.param(replace(OF, threads=1), id="another number of threads"),
         pytest.param(replace(OF, head_dim=128), id="another model"),
         pytest.param(replace(OF, storage="fp32"), id="another form of keys and values"),
+        pytest.param(replace(OF, native=False), id="read by something else"),
         pytest.param(replace(OF, torch="9.9"), id="another torch"),
         pytest.param(replace(OF, version=0), id="another way of reading"),
     ],

@@ -19,7 +19,7 @@ from cacheaware_engine.llama import Llama
 from cacheaware_engine.loader import load_model
 from cacheaware_engine.runner import ModelRunner, SequenceWork
 from cacheaware_engine.settings import DType
-from cacheaware_engine.testing import TINY_MODELS, save_tiny_model
+from cacheaware_engine.testing import TINY_MODELS, native_here, save_tiny_model
 
 Tiny = Callable[[str], Any]
 FOREIGN = {"gemma", "gemma3-windows", "phi3"}
@@ -34,12 +34,13 @@ def test_the_lean_network_computes_what_it_knows(tiny: Tiny, kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(FOREIGN))
 def test_they_share_prefixes_too(tiny: Tiny, kind: str) -> None:
     logits = []
-    for costs in (TOGETHER, SEPARATELY):
-        runner = ModelRunner(tiny(kind).ours.network, num_blocks=40, block_size=4, costs=costs)
+    for costs, native in ((SEPARATELY, None), (TOGETHER, None), (TOGETHER, native_here())):
+        runner = ModelRunner(tiny(kind).ours.network, num_blocks=40, block_size=4, costs=costs, native=native)
         runner.forward([SequenceWork([5] * 24, 0, range(6), sample=False)])
         output = runner.forward([SequenceWork([9 + i], 24, [*range(6), 10 + i], sample=True) for i in range(3)])
         logits.append(output.logits)
-    torch.testing.assert_close(*logits, atol=1e-3, rtol=0)
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], atol=1e-3, rtol=0)
 
 
 def test_windows_and_scale_are_those_of_the_model(tiny: Tiny) -> None:

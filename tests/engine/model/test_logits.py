@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cacheaware_engine.loader import load_model
 from cacheaware_engine.runner import ModelRunner, SequenceWork
 from cacheaware_engine.settings import DType
-from cacheaware_engine.testing import TINY_MODELS, greedy, reference_greedy, reference_logits
+from cacheaware_engine.testing import TINY_MODELS, greedy, native_here, reference_greedy, reference_logits
 
 TOLERANCE = 1e-4
 VOCABULARY = 256
@@ -271,7 +271,8 @@ def test_any_mix_of_chunks_and_decodes_is_exact(
     model = tiny("llama-gqa")
     block_size, sequences = batch
     expected = [reference_logits(model.reference, sequence.tokens) for sequence in sequences]
-    runner = ModelRunner(model.ours.network, num_blocks=400, block_size=block_size)
+    native = native_here() if data.draw(st.booleans(), "native") else None
+    runner = ModelRunner(model.ours.network, num_blocks=400, block_size=block_size, native=native)
     after = [sequence.computed if sequence.source is None else 0 for sequence in sequences]  # tokens in blocks
     while any(sequence.ends for sequence in sequences):
         step: list[Progress] = []

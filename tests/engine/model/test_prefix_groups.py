@@ -124,9 +124,9 @@ class Device:
 
     def attend(self, reading: Reading) -> None:
         costs = self.costs
-        self.now += 1e-5 + reading.members * reading.gathered * costs.gathered_token
-        if reading.in_place:
-            self.now += costs.call + reading.in_place * (costs.token + reading.members * costs.row)
+        self.now += 1e-5 + reading.members * reading.own * costs.own_token
+        if reading.shared:
+            self.now += costs.call + reading.shared * (costs.token + reading.members * costs.row)
         self.calls += 1
         self.now += 0.0 if self.calls % 5 == 0 else 3e-4
 
@@ -135,14 +135,14 @@ class Device:
 
 
 def test_costs_are_measured_through_disturbances() -> None:
-    device = Device(AttentionCosts(gathered_token=4e-7, call=5e-5, token=1e-7, row=2e-8))
+    device = Device(AttentionCosts(own_token=4e-7, call=5e-5, token=1e-7, row=2e-8))
     measured = measure(device.attend, 2048, clock=device.clock, patience_s=0.01)
-    for name in ("gathered_token", "call", "token", "row"):
+    for name in ("own_token", "call", "token", "row"):
         assert getattr(measured, name) == pytest.approx(getattr(device.costs, name), rel=1e-6)
 
 
 def test_sharing_pays_from_a_length_that_falls_with_the_members() -> None:
-    costs = AttentionCosts(gathered_token=4e-7, call=5e-5, token=1e-7, row=2e-8)
+    costs = AttentionCosts(own_token=4e-7, call=5e-5, token=1e-7, row=2e-8)
     lengths = [costs.least_prefix(members) for members in (2, 4, 8, 16)]
     assert lengths == sorted(lengths, reverse=True)
     for members, length in zip((2, 4, 8, 16), lengths, strict=True):
@@ -151,7 +151,7 @@ def test_sharing_pays_from_a_length_that_falls_with_the_members() -> None:
 
 
 def test_a_device_on_which_sharing_never_pays_never_shares() -> None:
-    costs = AttentionCosts(gathered_token=1e-7, call=1e-5, token=4e-7, row=1e-7)
+    costs = AttentionCosts(own_token=1e-7, call=1e-5, token=4e-7, row=1e-7)
     assert costs.least_prefix(64) == costs.least_run() == NEVER
     assert SEPARATELY.least_prefix(64) == NEVER
     assert TOGETHER.least_prefix(2) == 1

@@ -13,13 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cacheaware_engine.attention_costs import SEPARATELY, TOGETHER, AttentionCosts
+from cacheaware_engine.native_attention import NativeAttention
 from cacheaware_engine.runner import ModelRunner, SequenceWork
+from cacheaware_engine.testing import native_here
 
 Tiny = Callable[[str], Any]
 BLOCK = 4
 VOCABULARY = 256
 KINDS = ("llama-gqa", "llama-mha", "llama-mqa-biases", "qwen3", "mistral-window", "qwen2-some-windows")
-SOMETIMES = AttentionCosts(gathered_token=1.0, call=40.0, token=0.2, row=0.1)
+SOMETIMES = AttentionCosts(own_token=1.0, call=40.0, token=0.2, row=0.1)
 """Long or popular prefixes are shared, others are not."""
 
 
@@ -43,13 +45,20 @@ families = st.builds(
 )
 
 
-def compute(network: Any, families: list[Family], costs: AttentionCosts, seed: int, in_place: bool) -> torch.Tensor:
+def compute(
+    network: Any,
+    families: list[Family],
+    costs: AttentionCosts,
+    seed: int,
+    in_place: bool,
+    native: NativeAttention | None = None,
+) -> torch.Tensor:
     """Logits after every sequence's newest token, all of them in one last step."""
     rng = random.Random(seed)
     free = list(range(200))
     if not in_place:
         rng.shuffle(free)
-    runner = ModelRunner(network, num_blocks=200, block_size=BLOCK, costs=costs)
+    runner = ModelRunner(network, num_blocks=200, block_size=BLOCK, costs=costs, native=native)
     work = []
     for family in families:
         prefix = tokens(rng, family.blocks * BLOCK)
@@ -75,13 +84,14 @@ def tokens(rng: random.Random, count: int) -> list[int]:
     families=st.lists(families, min_size=1, max_size=4),
     costs=st.sampled_from([TOGETHER, SOMETIMES]),
     in_place=st.booleans(),
+    native=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_any_batch_computes_what_its_sequences_compute_for_themselves(
-    tiny: Tiny, kind: str, families: list[Family], costs: AttentionCosts, in_place: bool, seed: int
+    tiny: Tiny, kind: str, families: list[Family], costs: AttentionCosts, in_place: bool, native: bool, seed: int
 ) -> None:
     network = tiny(kind).ours.network
-    together = compute(network, families, costs, seed, in_place)
+    together = compute(network, families, costs, seed, in_place, native_here() if native else None)
     alone = compute(network, families, SEPARATELY, seed, in_place)
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=0)
 
@@ -97,12 +107,14 @@ def decodes(runner: ModelRunner, groups: int, members: int, blocks: int) -> list
     return work
 
 
+@pytest.mark.parametrize("native", [pytest.param(False, id="torch"), pytest.param(True, id="native")])
 @pytest.mark.parametrize(
     ("costs", "amplification"),
     [pytest.param(TOGETHER, 1.0, id="on"), pytest.param(SEPARATELY, 7.5, id="off")],
 )
-def test_a_group_reads_its_prefix_once(tiny: Tiny, costs: AttentionCosts, amplification: float) -> None:
-    runner = ModelRunner(tiny("llama-gqa").ours.network, num_blocks=200, block_size=BLOCK, costs=costs)
+def test_a_group_reads_its_prefix_once(tiny: Tiny, costs: AttentionCosts, amplification: float, native: bool) -> None:
+    network = tiny("llama-gqa").ours.network
+    runner = ModelRunner(network, 200, BLOCK, costs=costs, native=native_here() if native else None)
     output = runner.forward(decodes(runner, groups=2, members=8, blocks=32))
     assert output.kv_bytes_read / output.unique_kv_bytes == pytest.approx(amplification, rel=0.05)
 
@@ -118,6 +130,17 @@ def test_neighbouring_blocks_are_read_without_a_copy(tiny: Tiny) -> None:
     runner.forward([SequenceWork([1] * 40, 0, range(3, 13), sample=False)])
     output = runner.forward([SequenceWork([1], 40, range(3, 14), sample=True)])
     assert output.kv_bytes_in_place == 40 * runner.bytes_per_token
+
+
+def test_the_native_library_copies_nothing(tiny: Tiny) -> None:
+    if (native := native_here()) is None:
+        pytest.skip("there is no C++ compiler")
+    runner = ModelRunner(
+        tiny("llama-gqa").ours.network, num_blocks=200, block_size=BLOCK, costs=TOGETHER, native=native
+    )
+    runner.forward([SequenceWork([1] * 40, 0, range(40, 20, -2), sample=False)])
+    output = runner.forward([SequenceWork([1], 40, range(40, 18, -2), sample=True)])
+    assert output.kv_bytes_in_place == output.kv_bytes_read == 41 * runner.bytes_per_token
 
 
 def test_logits_after_any_tokens_of_a_chunk_can_be_had(tiny: Tiny) -> None:

@@ -13,14 +13,16 @@ from cacheaware_api.wire import GroupHint, Hints, Quotas, Revision, TierQuota
 from cacheaware_engine.attention_costs import SEPARATELY, TOGETHER, AttentionCosts
 from cacheaware_engine.engine_testing import Output, SteppedEngine
 from cacheaware_engine.loader import LoadedModel
+from cacheaware_engine.testing import native_here
 
-SOMETIMES = AttentionCosts(gathered_token=1.0, call=40.0, token=0.2, row=0.1)
+SOMETIMES = AttentionCosts(own_token=1.0, call=40.0, token=0.2, row=0.1)
 LONGEST = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
     costs: AttentionCosts  # reading prefixes together, and stretches in place
+    native: bool  # attention of decodes by the native library
     chunk: int  # tokens of a step
     blocks: int  # few: texts are preempted and computed again
     block_size: int
@@ -50,6 +52,7 @@ class Asked:
 features = st.builds(
     Features,
     costs=st.sampled_from([TOGETHER, SEPARATELY, SOMETIMES]),
+    native=st.booleans(),
     chunk=st.sampled_from([8, 24, 256]),
     blocks=st.sampled_from([1, 2, 6]),
     block_size=st.sampled_from([1, 4, 16]),
@@ -88,7 +91,7 @@ def alone(tiny: LoadedModel, prompt: tuple[int, ...]) -> list[int]:
 # As many choices as the prompt has tokens: as many rows are sampled as there are logits, and not the same ones.
 AS_MANY_CHOICES_AS_TOKENS = Asked(family=0, shared=0, own=2, tokens=1, choices=2, arrives=0, reports=True)
 PLAIN = Features(
-    TOGETHER, 8, blocks=1, block_size=1, running=3, hints=False, promised=None, copied_slots=1, salted=False
+    TOGETHER, False, 8, blocks=1, block_size=1, running=3, hints=False, promised=None, copied_slots=1, salted=False
 )
 
 
@@ -106,6 +109,7 @@ def test_texts_do_not_depend_on_features_or_company(
         max_num_seqs=features.running,
         max_num_batched_tokens=max(features.chunk, features.running),
         costs=features.costs,
+        native=native_here() if features.native else None,
     )
     engine.runner._store.copied_slots = engine.runner._store.gathered_slots = features.copied_slots
     blocks = engine.pool.capacity

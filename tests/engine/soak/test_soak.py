@@ -20,7 +20,7 @@ from cacheaware_engine.engine_testing import GREEDY, Output, SteppedEngine, load
 from cacheaware_engine.errors import BadRequest
 from cacheaware_engine.loader import LoadedModel
 from cacheaware_engine.requests import Generation, RequestId, Submission
-from cacheaware_engine.testing import save_tiny_model
+from cacheaware_engine.testing import native_here, save_tiny_model
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "6"))
 BLOCKS = 90
@@ -92,7 +92,7 @@ def test_nothing_is_wrong_lost_or_leaked(model: LoadedModel) -> None:
     alone = Alone(model)
     for prompt in prompts:
         alone.text(prompt)
-    engine = SteppedEngine(model, num_blocks=BLOCKS, max_num_batched_tokens=40)
+    engine = SteppedEngine(model, num_blocks=BLOCKS, max_num_batched_tokens=40, native=native_here())
     live: dict[RequestId, Asked] = {}
     texts = cancelled = refused = 0
     memory: list[int] = []
