@@ -45,6 +45,7 @@ from cacheaware_sidecar.scheduling import Dispatch, Used
 from cacheaware_sidecar.settings import Settings
 from cacheaware_sidecar.token_lengths import TokenLengths
 from cacheaware_sidecar.traffic import Traffic
+from cacheaware_sidecar.unhurried import Unhurried
 from cacheaware_sidecar.working_set import WorkingSets
 
 _MOST_READ_AT_ONCE = 256 * 1024 * 1024  # bytes of bodies that are on their way
@@ -86,6 +87,7 @@ class Proxy:
         self._clock = clock
         self._wall_clock = wall_clock
         self._outputs = outputs
+        self._unhurried = Unhurried()
 
     # -- paths ---------------------------------------------------------------------------------------------------------
 
@@ -274,7 +276,11 @@ class Proxy:
         ledger, meter = self._link.ledger, record.meter
         if ledger is None:
             return
-        self._working_sets.refer(tier, key, chunk_tokens=self._lengths.chunk_tokens(key), block_size=ledger.block_size)
+        self._unhurried.add(
+            self._working_sets.refer_steps(
+                tier, key, chunk_tokens=self._lengths.chunk_tokens(key), block_size=ledger.block_size
+            )
+        )
         if meter.usage is not None and meter.first_token_at is not None and record.forwarded_at is not None:
             seconds = meter.first_token_at - record.forwarded_at
             self._working_sets.first_token(tier, meter.usage, seconds, block_size=ledger.block_size)

@@ -9,12 +9,15 @@ uses then.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from cacheaware_sidecar.metering import Usage
 from cacheaware_sidecar.prefill_pace import PrefillPace
 from cacheaware_sidecar.prefix_key import CHUNK_BYTES, PrefixKey
 from cacheaware_sidecar.reuse_histogram import BOUNDS, DEFAULT_KEYS, ReuseHistogram
+
+
+_KEYS_A_STEP = 512  # about a microsecond each; the longest prompts have sixteen times as many
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,10 +47,21 @@ class WorkingSets:
 
     def refer(self, tier: str, key: PrefixKey, *, chunk_tokens: float, block_size: int) -> None:
         """The engine computed a prompt of this tier; a chunk of its key is about `chunk_tokens` tokens long."""
-        histogram = self._reuse.get(tier)
-        if histogram is not None:
-            beyond = key.length // CHUNK_BYTES - len(key.chunks)  # of a prompt longer than its key
-            histogram.refer(key.chunks, chunk_tokens / block_size, unknown_keys=beyond)
+        for _ in self.refer_steps(tier, key, chunk_tokens=chunk_tokens, block_size=block_size):
+            pass
+
+    def refer_steps(self, tier: str, key: PrefixKey, *, chunk_tokens: float, block_size: int) -> Iterator[None]:
+        """The same in steps of half a millisecond, so that other requests can go on."""
+        for start in range(0, len(key.chunks) or 1, _KEYS_A_STEP):
+            if start:
+                yield
+            histogram = self._reuse.get(tier)  # it may be gone by the next step
+            if histogram is None:
+                return
+            keys = key.chunks[start : start + _KEYS_A_STEP]
+            last = start + _KEYS_A_STEP >= len(key.chunks)
+            beyond = key.length // CHUNK_BYTES - len(key.chunks) if last else 0  # of a prompt longer than its key
+            histogram.refer(keys, chunk_tokens / block_size, unknown_keys=beyond)
 
     def first_token(self, tier: str, usage: Usage, seconds: float, *, block_size: int) -> None:
         """The engine sent a first token so many seconds after it was given the prompt."""

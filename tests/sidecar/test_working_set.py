@@ -253,6 +253,26 @@ class TestWorkingSets:
         sets.refer("gold", key, chunk_tokens=16, block_size=16)
         assert sets.tiers()["gold"].references[-1] == MAX_CHUNKS + 10
 
+    def test_a_long_prompt_is_counted_in_steps_that_change_nothing(self) -> None:
+        key = PrefixKey(tuple(keys(range(1300))), 64 * 1310)
+        at_once, in_steps = WorkingSets(), WorkingSets()
+        for sets in (at_once, in_steps):
+            sets.keep(["gold"])
+        for _ in range(2):
+            at_once.refer("gold", key, chunk_tokens=8, block_size=16)
+            steps = in_steps.refer_steps("gold", key, chunk_tokens=8, block_size=16)
+            assert sum(1 for _ in steps) == 2
+        assert in_steps.tiers() == at_once.tiers()
+
+    def test_a_tier_that_goes_while_a_prompt_is_counted_is_forgotten(self) -> None:
+        sets = WorkingSets()
+        sets.keep(["gold"])
+        steps = sets.refer_steps("gold", PrefixKey(tuple(keys(range(1300))), 64 * 1300), chunk_tokens=8, block_size=16)
+        next(steps)
+        sets.keep(["silver"])
+        assert list(steps) == []
+        assert sets.tiers().keys() == {"silver"}
+
     def test_tiers_do_not_see_each_others_references(self) -> None:
         sets = WorkingSets()
         sets.keep(["bronze", "gold"])
