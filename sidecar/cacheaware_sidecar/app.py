@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import aiohttp
 from aiohttp import web
 
 from cacheaware_sidecar import metrics as pages
+from cacheaware_sidecar.client_answer import Written
 from cacheaware_sidecar.engine_state import EngineState
 from cacheaware_sidecar.errors import MethodNotAllowed, NotFound, Reason, Refusal, error_body
 from cacheaware_sidecar.gate import Gate
+from cacheaware_sidecar.http_server import POSTS, Handler
 from cacheaware_sidecar.metrics import Metrics
 from cacheaware_sidecar.openapi import description
 from cacheaware_sidecar.proxy import Proxy
@@ -23,7 +26,7 @@ from cacheaware_sidecar.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Q = TypeVar("Q", bound=web.BaseRequest)
 
 # Paths that clients know and that tiers and isolation cannot be put into yet.
 UNSUPPORTED = (
@@ -65,13 +68,24 @@ def create_app(
     async def openapi(request: web.Request) -> web.Response:
         return web.json_response(description())
 
-    async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
+    def finish(response: web.StreamResponse) -> None:
         response.headers["Server"] = "cacheaware"
         if traffic.draining:  # whoever has this connection open sends the next request elsewhere
             response.force_close()
             response.headers["Connection"] = "close"
 
+    async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
+        finish(response)
+
+    async def generate(request: web.BaseRequest) -> web.StreamResponse:
+        response = await plain_errors(request, proxy.generate)
+        if not isinstance(response, Written):
+            finish(response)
+        return response
+
     app.on_response_prepare.append(finish_head)
+    posts: dict[str, Handler] = dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/responses"), generate)
+    app[POSTS] = posts
     app.router.add_post("/v1/chat/completions", proxy.generate)
     app.router.add_post("/v1/completions", proxy.generate)
     app.router.add_post("/v1/responses", proxy.generate)
@@ -97,7 +111,7 @@ def readiness(state: EngineState, traffic: Traffic) -> web.Response:
 
 
 @web.middleware
-async def plain_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def plain_errors(request: Q, handler: Callable[[Q], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
     """Errors of routing and of our own, as OpenAI clients expect them."""
     try:
         return await handler(request)

@@ -8,8 +8,7 @@ once, and whoever is next is let in. A timer asks again when the scheduler wants
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from cacheaware_sidecar.block_budget import Demand
 from cacheaware_sidecar.dispatch import Dispatcher
@@ -36,28 +35,15 @@ class Gate:
     def queued_of(self, tier: str) -> int:
         return self._scheduler.waiting_of(tier)
 
-    @contextlib.asynccontextmanager
-    async def place(
+    def place(
         self, request: Waiting, demand: Demand | None = None, *, patience: float, reject_late: bool = False
-    ) -> AsyncIterator[Dispatch]:
-        """Wait for the engine, then hold a place in it.
+    ) -> _Place:
+        """Wait for the engine, then hold a place in it: `async with gate.place(...) as dispatch`.
 
         `patience` is the most seconds to wait (`TooLate`). `reject_late`: a request that cannot meet its deadline any
         more is told so at once (`Busy`) instead of being served late.
         """
-        if reject_late:
-            self._refuse_if_hopeless(request)
-        place: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
-        self._dispatcher.submit(request, demand)
-        self._places[request.id] = place
-        try:
-            self.pump()
-            if place.done():  # at once, as on any engine that is not full
-                yield place.result()
-            else:
-                yield await self._turn(place, request, patience, reject_late)
-        finally:
-            self._leave(request, place)
+        return _Place(self, request, demand, patience, reject_late)
 
     def foresee(self, request: Waiting, demand: Demand | None = None, *, reject_late: bool = False) -> Foreseen:
         """What `place` would do with it now, a refusal included. Nobody waits, and nothing is reserved."""
@@ -99,6 +85,23 @@ class Gate:
     def refused(self, request_id: str) -> None:
         """The engine would not have it, told before the place is left."""
         self._dispatcher.refused(request_id)
+
+    async def _enter(
+        self, request: Waiting, demand: Demand | None, patience: float, reject_late: bool
+    ) -> tuple[asyncio.Future[Dispatch], Dispatch]:
+        if reject_late:
+            self._refuse_if_hopeless(request)
+        place: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
+        self._dispatcher.submit(request, demand)
+        self._places[request.id] = place
+        try:
+            self.pump()
+            if place.done():  # at once, as on any engine that is not full
+                return place, place.result()
+            return place, await self._turn(place, request, patience, reject_late)
+        except BaseException:
+            self._leave(request, place)
+            raise
 
     async def _turn(
         self, place: asyncio.Future[Dispatch], request: Waiting, patience: float, reject_late: bool
@@ -153,3 +156,23 @@ class Gate:
             reason=Reason.SLA_INFEASIBLE,
             retry_after=self._dispatcher.expected_wait(),
         )
+
+
+class _Place:
+    """A request's place, from entering the block to leaving it."""
+
+    __slots__ = ("_asked", "_gate", "_place", "_request")
+
+    def __init__(self, gate: Gate, request: Waiting, demand: Demand | None, patience: float, reject_late: bool) -> None:
+        self._gate = gate
+        self._request = request
+        self._asked = (demand, patience, reject_late)
+        self._place: asyncio.Future[Dispatch] | None = None
+
+    async def __aenter__(self) -> Dispatch:
+        self._place, dispatch = await self._gate._enter(self._request, *self._asked)
+        return dispatch
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._place is not None
+        self._gate._leave(self._request, self._place)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
+from cacheaware_sidecar.client_answer import ClientGone
 from cacheaware_sidecar.errors import BadRequest, HeadTooLarge, Reason, TooSlow, error_body
 from cacheaware_sidecar.logs import values
 from cacheaware_sidecar.relay import refusal_response
@@ -23,6 +24,10 @@ from cacheaware_sidecar.relay import refusal_response
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+# By path: what answers a POST past the library's router, middlewares and signals, which would cost as much as parsing
+# the request did. Such a handler answers every failure itself; the router knows these paths too, for all else.
+POSTS: web.AppKey[dict[str, Handler]] = web.AppKey("posts", dict)
 
 LARGEST_HEADER = 16 * 1024  # bytes of the request line and of one header: a long token, a long trace state
 _MOST_HEADERS = 128
@@ -71,8 +76,8 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What is answered instead of a request that cannot be read; the connection closes after it."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has been begun, so none can follow")
+        if request.writer.output_size > 0 or isinstance(exc, ClientGone):
+            raise ConnectionError("an answer has been begun, or nobody waits for one") from exc
         if status == 500:
             log.error("a request failed in the sidecar", exc_info=exc)
             body = error_body("the sidecar failed; its log has the details", "server_error", str(Reason.INTERNAL))
@@ -108,6 +113,15 @@ def _unreadable(exc: BaseException | None, message: str | None) -> BadRequest:
     # The library's first line says what is wrong, the others repeat what was sent.
     problem = (message or "").strip().split("\n", 1)[0].rstrip(" :") or "it makes no sense"
     return BadRequest(f"this is no HTTP/1.1 request that can be read here: {problem}")
+
+
+def _routed(handler: Handler, posts: Mapping[str, Handler]) -> Handler:
+    def route(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        if request.method == "POST" and "Expect" not in request.headers and (post := posts.get(request.path)):
+            return post(request)
+        return handler(request)
+
+    return route
 
 
 def _in_openais_shape(handler: Handler) -> Handler:
@@ -147,9 +161,10 @@ async def listening(app: web.Application, host: str, port: int, *, head_seconds:
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING_SECONDS)
     await runner.setup()
     try:
+        posts = app[POSTS] if POSTS in app else {}
         server, loop = runner.server, asyncio.get_running_loop()
         assert server is not None, "it exists between setup and cleanup"
-        server.request_handler = _in_openais_shape(server.request_handler)
+        server.request_handler = _routed(_in_openais_shape(server.request_handler), posts)
         sockets = await loop.create_server(
             lambda: Connection(server, loop=loop, head_seconds=head_seconds), host, port, backlog=_BACKLOG
         )

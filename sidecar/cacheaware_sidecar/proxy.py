@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import aiohttp
 from aiohttp import web
 
 from cacheaware_sidecar import relay, upstream
-from cacheaware_sidecar.client_body import Streamed
+from cacheaware_sidecar.client_answer import ClientAnswer
 from cacheaware_sidecar.costs import OutputLengths
 from cacheaware_sidecar.divergence import Divergence
 from cacheaware_sidecar.engine_client import EngineAnswer, EngineClient
@@ -38,6 +37,7 @@ from cacheaware_sidecar.rewrite import (
     label,
     parse_object,
     request_headers,
+    response_headers,
     trace_id,
     without_private,
 )
@@ -91,7 +91,7 @@ class Proxy:
 
     # -- paths ---------------------------------------------------------------------------------------------------------
 
-    async def generate(self, request: web.Request) -> web.StreamResponse:
+    async def generate(self, request: web.BaseRequest) -> web.StreamResponse:
         """`/v1/chat/completions`, `/v1/completions`, `/v1/responses`."""
         record = self._record(request)
         try:
@@ -125,7 +125,7 @@ class Proxy:
 
     # -- a generation --------------------------------------------------------------------------------------------------
 
-    async def _generate(self, request: web.Request, record: Record) -> web.StreamResponse:
+    async def _generate(self, request: web.BaseRequest, record: Record) -> web.StreamResponse:
         preparing = self._preparing
         caller = preparing.identify(request.headers, record)
         wanted = preparing.wanted(request.path, await self._read_body(request), record)
@@ -140,7 +140,7 @@ class Proxy:
             finally:
                 self._learn(record, prepared)
 
-    async def _sized(self, request: web.Request, record: Record, prepared: Prepared) -> Prepared:
+    async def _sized(self, request: web.BaseRequest, record: Record, prepared: Prepared) -> Prepared:
         """With an estimate of its blocks, where the engine keeps no account; raises `BadRequest` for a prompt that
         could never fit. Before that it is counted: an estimate refuses nobody.
         """
@@ -158,7 +158,7 @@ class Proxy:
         return dataclasses.replace(prepared, demand=demand)
 
     async def _forward(
-        self, request: web.Request, record: Record, prepared: Prepared, dispatch: Dispatch
+        self, request: web.BaseRequest, record: Record, prepared: Prepared, dispatch: Dispatch
     ) -> web.StreamResponse:
         record.queued, record.held = dispatch.queued, dispatch.held
         record.flush_reason, record.group = dispatch.flush_reason, dispatch.group
@@ -190,13 +190,13 @@ class Proxy:
                     return _with_ours(relay.refused_by_engine(answer, await relay.read_error(answer), record), record)
                 if relay.is_event_stream(answer):
                     return await self._stream(request, record, prepared.wanted, answer, limit)
-                return await self._whole(record, answer, prepared.wanted.translation)
+                return await self._whole(request, record, answer, prepared.wanted.translation)
         except TimeoutError:
             raise self._too_late(asked, seconds) from None
 
     async def _stream(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         record: Record,
         wanted: Wanted,
         answer: EngineAnswer,
@@ -213,33 +213,31 @@ class Proxy:
         chunk = await stream.first_bytes()
         limit.reschedule(None)  # a stream has no total limit
         record.status = 200
-        response = _with_ours(relay.with_headers_of(answer, Streamed()), record)
-        self._server_timing(response, record)
-        if request.version < aiohttp.HttpVersion11:
-            response.force_close()  # without chunks, only the connection's end tells the stream's
-        body = await stream.open(request, response, chunk)
+        client = ClientAnswer(request, self._headers(answer, record), closes=self._traffic.draining)
+        stream.open(client, chunk)
         self._gate.first_byte(record.id)  # who waits for it can wait until it is sent
         try:
-            await stream.run(body)
+            await stream.run(client)
         except Exception:
             # Nothing can follow a head that was sent, and closing would wait for a client that does not read.
             if request.transport is not None:
                 request.transport.abort()
             raise
-        return response
+        return client.response
 
     async def _whole(
-        self, record: Record, answer: EngineAnswer, translation: Translation | None = None
-    ) -> web.Response:
+        self, request: web.BaseRequest, record: Record, answer: EngineAnswer, translation: Translation | None
+    ) -> web.StreamResponse:
         body = await relay.read_whole(answer)
         record.meter.observe_body(body, self._clock())
         if translation is not None:
             body = translation.whole(body)
         record.status = 200
+        headers = self._headers(answer, record)
+        client = ClientAnswer(request, headers, length=len(body), closes=self._traffic.draining)
+        client.write(body)
         record.ended(Outcome.ANSWERED)
-        response = _with_ours(relay.with_headers_of(answer, web.Response(body=body)), record)
-        self._server_timing(response, record)
-        return response
+        return client.response
 
     def _learn(self, record: Record, prepared: Prepared) -> None:
         """What the engine told corrects what was expected: the scheduler's accounts and index, the lengths of a tier's
@@ -287,7 +285,7 @@ class Proxy:
 
     # -- parts of both -------------------------------------------------------------------------------------------------
 
-    def _record(self, request: web.Request) -> Record:
+    def _record(self, request: web.BaseRequest) -> Record:
         return Record(
             id=f"req-{secrets.token_hex(16)}",
             path=request.path,
@@ -297,7 +295,7 @@ class Proxy:
             trace=trace_id(request.headers.get("traceparent")),
         )
 
-    async def _read_body(self, request: web.Request) -> bytes:
+    async def _read_body(self, request: web.BaseRequest) -> bytes:
         settings = self._settings
         return await read_body(
             request,
@@ -318,7 +316,10 @@ class Proxy:
             ):
                 if answer.status != 200:
                     return relay.refused_by_engine(answer, await relay.read_error(answer), record)
-                return await self._whole(record, answer)
+                response = web.Response(body=await relay.read_whole(answer))
+                relay.with_headers_of(answer, response)
+                response.headers["Server-Timing"] = self._server_timing(record)
+                return response
         except TimeoutError:
             raise TooLate(
                 f"the engine did not answer within {self._settings.first_byte_timeout:g} s (--first-byte-timeout)",
@@ -341,9 +342,17 @@ class Proxy:
             reason=Reason.REQUEST_TIMEOUT,
         )
 
-    def _server_timing(self, response: web.StreamResponse, record: Record) -> None:
+    def _headers(self, answer: EngineAnswer, record: Record) -> list[tuple[str, str]]:
+        """The engine's, and ours."""
+        headers = response_headers(answer.headers)
+        headers += (("x-request-id", record.id), ("Server-Timing", self._server_timing(record)))
+        if record.tier is not None:
+            headers.append(("x-cacheaware-tier", record.tier))
+        return headers
+
+    def _server_timing(self, record: Record) -> str:
         engine = 0.0 if record.forwarded_at is None else self._clock() - record.forwarded_at
-        response.headers["Server-Timing"] = (
+        return (
             f"queue;dur={record.queued * 1000:.1f}, "
             f'hold;dur={record.held * 1000:.1f};desc="{record.flush_reason}", '
             f"engine;dur={engine * 1000:.1f}"
@@ -351,7 +360,7 @@ class Proxy:
 
 
 def _with_ours(response: R, record: Record) -> R:
-    """Our headers, on every answer."""
+    """Our headers, on an answer of our own."""
     response.headers["x-request-id"] = record.id
     if record.tier is not None:
         response.headers["x-cacheaware-tier"] = record.tier

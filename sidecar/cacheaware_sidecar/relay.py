@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from aiohttp import web
 
-from cacheaware_sidecar.client_body import ClientBody, ClientGone
+from cacheaware_sidecar.client_answer import ClientAnswer, ClientGone
 from cacheaware_sidecar.engine_client import EngineAnswer
 from cacheaware_sidecar.engine_connection import Broken
 from cacheaware_sidecar.errors import EngineBroke, NoEngine, Reason, Refusal, error_event
@@ -118,9 +118,8 @@ class StreamRelay:
             raise Broken("the engine ended the stream before its first byte")
         return chunk
 
-    async def open(self, request: web.Request, response: web.StreamResponse, chunk: bytes) -> ClientBody:
-        """Send the head, and what `chunk` completes. Raises `ClientGone`."""
-        body = ClientBody(request, response)
+    def open(self, client: ClientAnswer, chunk: bytes) -> None:
+        """Send what `chunk` completes. Raises `ClientGone`."""
         first = b""
         try:
             first = self._fed(chunk)
@@ -128,28 +127,28 @@ class StreamRelay:
             self._broken = error  # the answer has begun: it is told in it, as any later one
         if self._meter.done:  # the whole stream in one piece: it goes with its end
             self._last, first = first, b""
-        await body.open(first)
-        return body
+        if first:
+            client.write(first)
 
-    async def run(self, body: ClientBody) -> None:
+    async def run(self, client: ClientAnswer) -> None:
         """Send all that follows. Raises `ClientGone`."""
         try:
             if self._broken is not None:
                 raise self._broken
-            await self._pass_on(body)
+            await self._pass_on(client)
         except (Broken, EventTooLarge) as error:
             self._record.ended(Outcome.ENGINE_BROKE, Reason.ENGINE_BROKE)
-            await self._break_off(body, str(error), Reason.ENGINE_BROKE)
+            await self._break_off(client, str(error), Reason.ENGINE_BROKE)
         except TimeoutError:
             self._record.ended(Outcome.TIMED_OUT, Reason.IDLE_TIMEOUT)
             message = f"the engine was silent for {self._idle:g} s (--idle-timeout)"
-            await self._break_off(body, message, Reason.IDLE_TIMEOUT)
+            await self._break_off(client, message, Reason.IDLE_TIMEOUT)
         else:
             self._record.ended(Outcome.ENGINE_BROKE if self._meter.error else Outcome.ANSWERED)
-            await body.end(self._last)
+            await self._end(client, self._last)
             await self._read_tail()
 
-    async def _pass_on(self, body: ClientBody) -> None:
+    async def _pass_on(self, client: ClientAnswer) -> None:
         """Send all but the last piece, which goes with the end."""
         loop = asyncio.get_running_loop()
         slack = self._idle / 8  # the limit is moved that seldom: moving it costs as much as a chunk
@@ -166,14 +165,14 @@ class StreamRelay:
             if self._meter.done:
                 self._last = events
                 return False
-            return body.write(events) if events else True
+            return client.write(events) if events else True
 
         try:
             async with asyncio.timeout_at(moved + self._idle + slack) as silence:
                 ended = False
                 while True:
                     waits_for_client = True
-                    await body.keep_up()
+                    await client.keep_up()
                     waits_for_client = False
                     if ended or self._meter.done:
                         break
@@ -186,7 +185,7 @@ class StreamRelay:
             raise
         if not self._meter.done and not self._meter.error:
             if self._last:
-                body.write(self._last)
+                client.write(self._last)
             raise Broken("the engine ended the stream early")
 
     def _last_events(self) -> list[Event]:
@@ -219,13 +218,17 @@ class StreamRelay:
                 kept.append(event.raw)
         return b"".join(kept)
 
-    async def _break_off(self, body: ClientBody, message: str, reason: Reason) -> None:
+    async def _break_off(self, client: ClientAnswer, message: str, reason: Reason) -> None:
         translation = self._translation
         told = error_event(message, reason) if translation is None else translation.broken(message, reason)
+        await self._end(client, self._unsent + told)
+
+    async def _end(self, client: ClientAnswer, last: bytes) -> None:
+        if client.end(last):
+            return
         try:
             async with asyncio.timeout(self._idle):
-                body.write(self._unsent + told)
-                await body.end()
+                await client.keep_up()
         except TimeoutError:
             raise ClientGone(f"the client read nothing for {self._idle:g} s") from None
 

@@ -36,7 +36,7 @@ class BodyRoom:
 
 
 async def read_body(
-    request: web.Request, *, most: int, seconds: float, silence: float, room: BodyRoom | None = None
+    request: web.BaseRequest, *, most: int, seconds: float, silence: float, room: BodyRoom | None = None
 ) -> bytes:
     """At most `most` bytes, counted as they come and after any decoding, in at most so many seconds and without a
     longer silence. Raises `TooLarge`, `TooSlow`, `UnknownCoding`, `BadRequest`, or `Busy` for no room.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 from cacheaware_sidecar.errors import NoEngine, Reason
 
@@ -20,18 +19,19 @@ class Traffic:
     def inside(self) -> int:
         return self._inside
 
-    @contextlib.contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self) -> AbstractContextManager[None]:
         """Count a request in and out; raises `NoEngine` while draining."""
+        return self
+
+    def __enter__(self) -> None:
         self.refuse_if_draining()
         self._inside += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self._inside -= 1
-            if not self._inside:
-                self._idle.set()
+
+    def __exit__(self, *_: object) -> None:
+        self._inside -= 1
+        if not self._inside:
+            self._idle.set()
 
     def refuse_if_draining(self) -> None:
         if self.draining:

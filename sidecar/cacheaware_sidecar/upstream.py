@@ -10,8 +10,7 @@ through the sessions of a general library.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 
 import aiohttp
 
@@ -41,23 +40,38 @@ def kv_session(socket_path: str) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
 
-@contextlib.asynccontextmanager
-async def call(
-    engine: EngineClient, method: str, path: str, *, headers: Mapping[str, str], body: bytes | None = None
-) -> AsyncIterator[EngineAnswer]:
-    """Send a request and give its answer's head; whatever happens inside, the answer is closed at the end.
+class call:  # it reads as a function
+    """`async with call(...) as answer`: send a request and give its answer's head; whatever happens inside, the answer
+    is closed at the end.
 
     Raises `NoEngine` or `EngineBroke`, for failures of reading inside the block too. `TimeoutError` of the caller's own
     limits passes.
     """
-    answer: EngineAnswer | None = None
-    try:
-        answer = await engine.request(method, path, headers, body)
-        yield answer
-    except ConnectFailed as error:
-        raise NoEngine("the engine cannot be reached: try again in a moment") from error
-    except Broken as error:
-        raise EngineBroke(f"{error}: the request may have run in part") from error
-    finally:
-        if answer is not None:
-            answer.close()
+
+    __slots__ = ("_answer", "_asked", "_engine")
+
+    def __init__(
+        self, engine: EngineClient, method: str, path: str, *, headers: Mapping[str, str], body: bytes | None = None
+    ) -> None:
+        self._engine = engine
+        self._asked = (method, path, headers, body)
+        self._answer: EngineAnswer | None = None
+
+    async def __aenter__(self) -> EngineAnswer:
+        try:
+            self._answer = await self._engine.request(*self._asked)
+        except ConnectFailed as error:
+            raise NoEngine("the engine cannot be reached: try again in a moment") from error
+        except Broken as error:
+            raise _broke(error) from error
+        return self._answer
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        assert self._answer is not None
+        self._answer.close()
+        if isinstance(error, Broken):
+            raise _broke(error) from error
+
+
+def _broke(error: Broken) -> EngineBroke:
+    return EngineBroke(f"{error}: the request may have run in part")

@@ -16,7 +16,6 @@ from cacheaware_sidecar.prefill_pace import PrefillPace
 from cacheaware_sidecar.prefix_key import CHUNK_BYTES, PrefixKey
 from cacheaware_sidecar.reuse_histogram import BOUNDS, DEFAULT_KEYS, ReuseHistogram
 
-
 _KEYS_A_STEP = 512  # about a microsecond each; the longest prompts have sixteen times as many
 
 
