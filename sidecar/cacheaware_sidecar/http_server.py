@@ -57,11 +57,13 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if not data:  # the library's own call, to go on with what it has
+            return
         # The task that serves this connection waits for a request only while no whole head has come.
         waits = self._waiter is not None and not self._waiter.done()
         if not waits:
             self._forget_deadline()
-        elif data and self._head_deadline is None:
+        elif self._head_deadline is None:
             self._head_deadline = self._loop.call_later(self._head_seconds, self._give_up)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -161,7 +163,7 @@ async def listening(app: web.Application, host: str, port: int, *, head_seconds:
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING_SECONDS)
     await runner.setup()
     try:
-        posts = app[POSTS] if POSTS in app else {}
+        posts = app.get(POSTS, {})
         server, loop = runner.server, asyncio.get_running_loop()
         assert server is not None, "it exists between setup and cleanup"
         server.request_handler = _routed(_in_openais_shape(server.request_handler), posts)

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 
 MOST_BYTES = 4 * 1024 * 1024  # of lines that wait to be written: about ten thousand requests
-TOGETHER_SECONDS = 0.02  # lines that come within it are one write: each by itself would wake the thread
+TOGETHER_SECONDS = 0.2  # lines that come within it are one write: each by itself would wake the thread
 CLOSING_SECONDS = 1.0  # at the end, for what still waits
 
 

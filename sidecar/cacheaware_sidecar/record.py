@@ -35,6 +35,7 @@ class Outcome(StrEnum):
     INTERNAL = "internal"
 
 
+_NO_PROMISE = Promise()
 _MISSED = frozenset({Outcome.REJECTED, Outcome.UNAVAILABLE, Outcome.ENGINE_BROKE, Outcome.TIMED_OUT, Outcome.INTERNAL})
 
 
@@ -56,7 +57,7 @@ class Record:
     key_name: str | None = None
     sequences: int = 1
     streams: bool = False
-    promise: Promise = dataclasses.field(default_factory=Promise)
+    promise: Promise = _NO_PROMISE
     queued: float = 0.0
     held: float = 0.0
     flush_reason: FlushReason = FlushReason.NOT_HELD

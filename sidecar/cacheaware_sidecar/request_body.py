@@ -49,16 +49,21 @@ async def read_body(
         )
     if request.content_length is not None and request.content_length > most:
         raise TooLarge(most)
+    if request.content.is_eof() and request.content.exception() is None:
+        # It came with its head, as most do: there is nothing to wait for, and it takes no more room than it has.
+        body = request.content.read_nowait()
+        if len(body) > most:
+            raise TooLarge(most)
+        return body
     chunks: list[bytes] = []
     size = 0
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
 
-    async def read(limit: asyncio.Timeout | None) -> None:
+    async def read(limit: asyncio.Timeout) -> None:
         nonlocal size
         while not request.content.at_eof():
-            if limit is not None:
-                limit.reschedule(min(end, loop.time() + silence))
+            limit.reschedule(min(end, loop.time() + silence))
             chunk = await request.content.readany()
             if room is not None:
                 room.take(len(chunk))
@@ -68,11 +73,8 @@ async def read_body(
                 raise TooLarge(most)
 
     try:
-        if request.content.is_eof():  # it came with its head, as most do: nothing to wait for
-            await read(None)
-        else:
-            async with asyncio.timeout(None) as limit:
-                await read(limit)
+        async with asyncio.timeout(None) as limit:
+            await read(limit)
     except TimeoutError:
         raise TooSlow(
             f"the body did not arrive: more than {silence:g} s without a byte (--idle-timeout), "

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -154,23 +154,37 @@ def without_private(body: Mapping[str, Any]) -> bytes:
 
 def request_headers(headers: Iterable[tuple[str, str]], request_id: str) -> dict[str, str]:
     """Headers for the engine. No coding is accepted, so that events can be read as they come."""
-    pairs = [(name.lower(), value) for name, value in headers]
-    named = named_in_connection(pairs)
-    kept = {name: value for name, value in pairs if name in FORWARDED and name not in named}
-    return kept | {"content-type": "application/json", "accept-encoding": "identity", "x-request-id": request_id}
+    kept, connection = {}, []
+    for name, value in headers:
+        lower = name.lower()
+        if lower in FORWARDED:
+            kept[lower] = value
+        elif lower == "connection":
+            connection.append(value)
+    for name in _named_in(connection):
+        kept.pop(name, None)
+    kept |= {"content-type": "application/json", "accept-encoding": "identity", "x-request-id": request_id}
+    return kept
 
 
 def response_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """The engine's headers that the client gets; the framing of each hop stays with that hop."""
-    pairs = [(name.lower(), value) for name, value in headers]
-    named = named_in_connection(pairs)
-    return [(name, value) for name, value in pairs if name not in _STAY and name not in named]
+    kept, connection = [], []
+    for name, value in headers:
+        lower = name.lower()
+        if lower not in _STAY:
+            kept.append((lower, value))
+        elif lower == "connection":
+            connection.append(value)
+    named = _named_in(connection)
+    return [(name, value) for name, value in kept if name not in named] if named else kept
 
 
-def named_in_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
-    return frozenset(
-        token.strip().lower() for name, value in pairs if name == "connection" for token in value.split(",")
-    )
+def _named_in(connection: Sequence[str]) -> frozenset[str]:
+    """The headers that `Connection` headers name: they belong to this hop."""
+    if not connection:
+        return frozenset()
+    return frozenset(token.strip().lower() for value in connection for token in value.split(","))
 
 
 def label(text: str | None) -> str | None:

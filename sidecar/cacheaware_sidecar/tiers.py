@@ -60,7 +60,6 @@ def promise_of(tier: wire.ViewTier) -> Promise:
 def choose_tier(requested: Any, caller: Caller, view: wire.View) -> Choice:
     """The tier of one request; raises `BadRequest`, `UnknownTier` or `TierNotAllowed`."""
     tiers = {tier.name: tier for tier in view.tiers}
-    usable = sorted(tiers if caller.tiers is None else caller.tiers & tiers.keys())
     if requested is not None and not isinstance(requested, str):
         raise BadRequest("service_tier must be the name of a tier", param="service_tier")
     if caller.decided_tier is not None and caller.decided_tier not in tiers:
@@ -78,24 +77,29 @@ def choose_tier(requested: Any, caller: Caller, view: wire.View) -> Choice:
         name, by = next(((name, by) for name, by in given if name in tiers), (None, TierBy.POOL))
         if name is None:
             raise UnknownTier(
-                f"this pool has no default tier: set service_tier to one of {_listed(usable)}", param="service_tier"
+                f"this pool has no default tier: set service_tier to one of {_usable(caller, tiers)}",
+                param="service_tier",
             )
     else:
         name, by = requested, TierBy.BODY
-    if name not in tiers:
+    tier = tiers.get(name)
+    if tier is None:
         raise UnknownTier(
-            f"there is no tier {_quoted(name)}: set service_tier to one of {_listed(usable)}", param="service_tier"
-        )
-    if name not in usable:
-        raise TierNotAllowed(
-            f"you may not use tier {_quoted(name)}: set service_tier to one of {_listed(usable)}",
+            f"there is no tier {_quoted(name)}: set service_tier to one of {_usable(caller, tiers)}",
             param="service_tier",
         )
-    return Choice(tiers[name], by)
+    if caller.tiers is not None and tier.name not in caller.tiers:
+        raise TierNotAllowed(
+            f"you may not use tier {_quoted(tier.name)}: set service_tier to one of {_usable(caller, tiers)}",
+            param="service_tier",
+        )
+    return Choice(tier, by)
 
 
 def loosened(promise: Promise, headers: Mapping[str, str]) -> Promise:
     """A client may ask for less than its tier promised, never for more; raises `BadRequest` on a wild number."""
+    if TTFT_HINT not in headers and TPOT_HINT not in headers:
+        return promise
     return Promise(
         _looser(promise.time_to_first_token, headers, TTFT_HINT),
         _looser(promise.time_per_output_token, headers, TPOT_HINT),
@@ -113,6 +117,10 @@ def _looser(promised: float | None, headers: Mapping[str, str], name: str) -> fl
     if not 0 < value <= LONGEST_HINT_MS:  # also refuses nan
         raise BadRequest(f"{name} must be milliseconds above 0 and at most {LONGEST_HINT_MS}", param=name)
     return None if promised is None else max(promised, value / 1000)
+
+
+def _usable(caller: Caller, tiers: Mapping[str, wire.ViewTier]) -> str:
+    return _listed(sorted(tiers if caller.tiers is None else caller.tiers & tiers.keys()))
 
 
 def _listed(names: list[str]) -> str:
