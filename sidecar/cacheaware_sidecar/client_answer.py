@@ -83,8 +83,9 @@ class ClientAnswer:
         """Send a piece. False: more is under way than the client takes, so wait for `keep_up` before the next. Raises
         `ClientGone`, as all the others.
         """
-        self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        return not self._protocol.writing_paused
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        return self._send(data)
 
     async def keep_up(self) -> None:
         """Wait until the client has taken most of what was sent; whoever calls limits how long."""
@@ -99,10 +100,9 @@ class ClientAnswer:
         """Send the last piece, and with it the end; the result is that of `write`."""
         if self._chunked:
             last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n"
-        self._send(last)
-        return not self._protocol.writing_paused
+        return self._send(last)
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> bool:
         transport = self._protocol.transport
         if transport is None or transport.is_closing():
             raise ClientGone("the client left")
@@ -110,6 +110,7 @@ class ClientAnswer:
             data, self._head = self._head + data, b""
             self._request.writer.output_size += len(data)  # so it knows that no other answer can follow
         transport.write(data)
+        return not self._protocol.writing_paused
 
 
 def _head(version: tuple[int, int], headers: Iterable[tuple[str, str]], length: int | None, stays: bool) -> bytes:

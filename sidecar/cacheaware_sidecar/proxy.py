@@ -45,6 +45,7 @@ from cacheaware_sidecar.scheduling import Dispatch, Used
 from cacheaware_sidecar.settings import Settings
 from cacheaware_sidecar.token_lengths import TokenLengths
 from cacheaware_sidecar.traffic import Traffic
+from cacheaware_sidecar.turns import Turns
 from cacheaware_sidecar.unhurried import Unhurried
 from cacheaware_sidecar.working_set import WorkingSets
 
@@ -88,6 +89,7 @@ class Proxy:
         self._wall_clock = wall_clock
         self._outputs = outputs
         self._unhurried = Unhurried()
+        self._turns = Turns()
 
     # -- paths ---------------------------------------------------------------------------------------------------------
 
@@ -96,6 +98,7 @@ class Proxy:
         record = self._record(request)
         try:
             with self._traffic.request():
+                await self._turns.begin()
                 return await self._generate(request, record)
         except Refusal as refusal:
             record.refused(refusal)
@@ -216,6 +219,7 @@ class Proxy:
         client = ClientAnswer(request, self._headers(answer, record), closes=self._traffic.draining)
         stream.open(client, chunk)
         self._gate.first_byte(record.id)  # who waits for it can wait until it is sent
+        self._turns.streams += 1
         try:
             await stream.run(client)
         except Exception:
@@ -223,6 +227,8 @@ class Proxy:
             if request.transport is not None:
                 request.transport.abort()
             raise
+        finally:
+            self._turns.streams -= 1
         return client.response
 
     async def _whole(

@@ -53,9 +53,10 @@ class EventParser:
         """What a piece says that is one whole event in one `data:` line, as nearly every piece is: the same as feeding
         it, for less. None for any other piece, which then has to be fed.
         """
-        if self._buffer or not data.startswith(b"data: ") or not _is_one_line(data):
+        end = len(data) - 2
+        if self._buffer or data[:6] != b"data: " or data.find(b"\n") != end or data[end:] != b"\n\n" or b"\r" in data:
             return None
-        return data[6:-2]
+        return data[6:end]
 
     def feed(self, data: bytes) -> list[Event]:
         if not self._buffer and _is_one_line(data):
