@@ -85,6 +85,8 @@ def check_view(view: wire.View) -> None:
         raise ViewRefused("tiers: at least one is needed")
     if len(names) != len(set(names)):
         raise ViewRefused("tiers: names must be unique")
+    if not all(name.isprintable() for name in names):
+        raise ViewRefused("tiers: names must be printable, since answers have them in a header")
     if view.default_tier is not None and view.default_tier not in names:
         raise ViewRefused(f"defaultTier: names no tier; one of {', '.join(names)} was expected")
     for tier in view.tiers:

@@ -69,6 +69,7 @@ class TestView:
             pytest.param({"identity": {"type": "Nobody"}}, "identity.type", id="unknown identity"),
             pytest.param({"tiers": []}, "tiers", id="no tier"),
             pytest.param({"tiers": [tier("a"), tier("a")]}, "tiers", id="a tier twice"),
+            pytest.param({"tiers": [tier("a\r\nX-B: b")], "defaultTier": None}, "printable", id="a header in a name"),
             pytest.param({"defaultTier": "lead"}, "defaultTier", id="a default that is no tier"),
             pytest.param({"tiers": [tier("a", weight=0)], "defaultTier": "a"}, "weight", id="weight 0"),
             pytest.param({"tiers": [tier("a", ttft="soon")], "defaultTier": "a"}, "sla", id="no duration"),

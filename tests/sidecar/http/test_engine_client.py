@@ -236,6 +236,8 @@ class TestBroken:
             pytest.param(CHUNKED[:-20], id="chunks without their end"),
             pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhello", id="no chunk size"),
             pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", id="two lengths"),
+            pytest.param(LENGTH.replace(b"Content-Type:", b"X-A: a\x01b\r\nX-B:"), id="a control character"),
+            pytest.param(LENGTH.replace(b"Content-Type:", b"X-A: a\rb\r\nX-B:"), id="half an end of line"),
             pytest.param(b"HTTP/1.1 200 OK\r\nX-A: " + b"a" * 500_000, id="a head without end"),
             pytest.param(b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 1\r\n\r\na", id="unknown coding"),
             pytest.param(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\nhello", id="not in its coding"),

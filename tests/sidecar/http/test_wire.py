@@ -307,6 +307,22 @@ class TestMemory:
         await eventually(lambda: room.taken == 0)
 
 
+async def test_a_client_that_does_not_read_its_whole_answer_holds_no_place(
+    sidecar: Running, engine: StubEngine
+) -> None:
+    engine.behaviour = Behaviour(body=b"x" * 32_000_000)  # more than the sockets hold
+    async with raw_connection(sidecar.url) as slow:
+        await slow.send(raw_post(HI))
+        await engine.count(1)
+        await eventually(sidecar.is_idle)
+        await slow.send(raw_post(HI))  # the next one is not begun before the first was taken
+        answer = await slow.rest(until=b"\r\n\r\n")
+        assert len(engine.requests) == 1
+        assert (await slow.rest(until=b"HTTP/1.1 200 OK")).data.count(b"HTTP/1.1 200 OK") == 1
+    assert answer.status == 200
+    assert "content-length: 32000000" in answer.head
+
+
 async def test_while_draining_answers_close_the_connection(sidecar: Running, engine: StubEngine) -> None:
     let_go = asyncio.Event()
     engine.behaviour = Behaviour(hold=let_go)
