@@ -124,8 +124,9 @@ def test_computes_the_definition(case: Case, sharing: bool) -> None:
         slots = [table[token // size] * size + token % size for token in range(low, length)]
         pairs = torch.cat([store.read(0, Run(slot, slot + 1)).clone() for slot in slots])
         expected = defined(q[row], pairs, case.scale)
-        rounding = 2**-8 if compute is torch.bfloat16 else 0.0
-        torch.testing.assert_close(out[row].double(), expected, atol=5e-5, rtol=rounding)
+        # In bfloat16 the result is rounded, and so is what `read` widens; the library widens to fp32.
+        atol, rtol = (2e-2, 2**-7) if compute is torch.bfloat16 else (5e-5, 0.0)
+        torch.testing.assert_close(out[row].double(), expected, atol=atol, rtol=rtol)
 
 
 def stored(case: Case, lengths: list[int], random: torch.Generator) -> tuple[KvStore, list[list[int]]]:
