@@ -30,13 +30,11 @@ from cacheaware_sidecar.scheduling.requests import Terms, Waiting
 URGENCY_CREDIT = 8192.0  # tokens of engine work over weight: a few requests
 RUN = 32
 LOOKAHEAD = 32
-_URGENT_LOOKED_AT = (
-    16  # tenants of a tier whose urgent requests are looked at, when the first ones are over their credit
-)
+_URGENT_LOOKED_AT = 16  # tenants of a tier that have something urgent, where the first ones are over their credit
 
 Warmth = Callable[[Waiting], float]
 
-_Entry = tuple[float, float, int, Waiting]  # due, arrival, number: unique before the request is compared
+_Entry = tuple[float, float, int, float, Waiting]  # due, arrival, number, urgent at; numbers are unique
 _due = operator.itemgetter(0)
 
 
@@ -45,90 +43,125 @@ class _Tenant:
     name: str
     served: float
     entries: list[_Entry] = dataclasses.field(default_factory=list)  # sorted
-    version: int = 0  # of its place in the tier's heaps; anything else there is out of date
-    announced: int | None = None  # the number of its first request, as of the last time that one changed
+    version: int = 0  # of its place in the tier's heap; anything else there is out of date
+    late: int = 0  # so many of its first requests are known to be late
+    announced: int | None = None  # number of the first that is not, where that one stands in `becoming` or `urgent`
     since_first: int = 0  # picks since the one due first was picked
-
-    def due_next(self, now: float) -> float:
-        """When the first of its requests is due that are not late."""
-        where = bisect.bisect_left(self.entries, now, key=_due)
-        return self.entries[where][0] if where < len(self.entries) else math.inf
-
-    def urgent(self, now: float) -> int | None:
-        """Where its first urgent request is that is not late."""
-        where = bisect.bisect_left(self.entries, now, key=_due)
-        return where if where < len(self.entries) and self.entries[where][3].urgent_at <= now else None
 
 
 @dataclasses.dataclass(slots=True)
 class _Tier:
-    """`by_account` orders its waiting tenants by account, `becoming` by when their first request becomes urgent, and
-    `urgent` those whose request is by when it is due. Entries that are out of date are dropped when they come up.
+    """`by_account` orders its waiting tenants by account. The first request of each tenant that is not late stands in
+    `becoming`, by when it becomes urgent, and from then on in `urgent`, by when it is due. Entries that are out of date
+    are dropped when they come up.
     """
 
+    name: str
     terms: Terms
     served: float
     started: float = 0.0  # account of the least served waiting tenant, as of the last pick: where newcomers start
     waiting: int = 0
     tenants: dict[str, _Tenant] = dataclasses.field(default_factory=dict)
-    by_account: list[tuple[float, float, int, int, _Tenant]] = dataclasses.field(default_factory=list)
-    becoming: list[tuple[float, int, _Tenant]] = dataclasses.field(default_factory=list)
-    urgent: list[tuple[float, int, _Tenant]] = dataclasses.field(default_factory=list)
+    by_account: list[tuple[float, float, int, int, _Tenant]] = dataclasses.field(default_factory=list)  # a heap
+    becoming: list[tuple[float, int, _Tenant]] = dataclasses.field(default_factory=list)  # a heap
+    urgent: list[tuple[float, int, _Tenant]] = dataclasses.field(default_factory=list)  # sorted
+
+    def put_in(self, tenant: _Tenant, entry: _Entry) -> None:
+        where = bisect.bisect_left(tenant.entries, entry)
+        tenant.entries.insert(where, entry)
+        self.waiting += 1
+        if where < tenant.late:
+            tenant.late += 1
+        elif where == tenant.late:
+            self.announce(tenant)
+        if not where:
+            self.place(tenant)
+
+    def take_out(self, tenant: _Tenant, entry: _Entry) -> bool:
+        """True: it was its tenant's first, so the tenant has to be placed anew."""
+        where = bisect.bisect_left(tenant.entries, entry)
+        del tenant.entries[where]
+        self.waiting -= 1
+        if where < tenant.late:
+            tenant.late -= 1
+        elif where == tenant.late:
+            self.announce(tenant)
+        return not where
 
     def place(self, tenant: _Tenant) -> None:
         """Its account or its first request has changed."""
         tenant.version += 1
         if not tenant.entries:
             return
-        due, _, number, request = tenant.entries[0]
-        heapq.heappush(self.by_account, (tenant.served, due, number, tenant.version, tenant))
-        if tenant.announced != number:
-            tenant.announced = number
-            heapq.heappush(self.becoming, (request.urgent_at, number, tenant))
-        most = 4 * len(self.tenants) + 64
-        if len(self.by_account) > most:
+        first = tenant.entries[0]
+        heapq.heappush(self.by_account, (tenant.served, first[0], first[2], tenant.version, tenant))
+        if len(self.by_account) > 4 * len(self.tenants) + 64:
             self.by_account = [item for item in self.by_account if item[4].version == item[3]]
             heapq.heapify(self.by_account)
-        if len(self.becoming) > most:
-            self.becoming = list({item[2].name: item for item in self.becoming if _is_first(item)}.values())
-            heapq.heapify(self.becoming)
 
     def least(self) -> _Tenant:
         """The least served tenant that waits; there is one."""
-        while self.by_account[0][4].version != self.by_account[0][3]:
-            heapq.heappop(self.by_account)
-        return self.by_account[0][4]
+        heap = self.by_account
+        while heap[0][4].version != heap[0][3]:
+            heapq.heappop(heap)
+        return heap[0][4]
 
-    def most_urgent(self, now: float, most_served: float) -> tuple[_Entry, _Tenant] | None:
-        """Of the tenants that were served no more than that, the urgent request that is due first and not late yet."""
-        while self.becoming and self.becoming[0][0] <= now:
-            item = heapq.heappop(self.becoming)
-            if _is_first(item):
-                _, number, tenant = item
-                heapq.heappush(self.urgent, (tenant.entries[0][0], number, tenant))
-        passed_over: list[tuple[float, int, _Tenant]] = []
-        found: tuple[_Entry, _Tenant] | None = None
-        while self.urgent and len(passed_over) < _URGENT_LOOKED_AT:
-            if found is not None and self.urgent[0][0] >= found[0][0]:
-                break  # nothing behind is due earlier
-            item = heapq.heappop(self.urgent)
-            if not _is_first(item):
-                continue
-            passed_over.append(item)
-            tenant = item[2]
-            if tenant.served <= most_served and (where := tenant.urgent(now)) is not None:
-                entry = tenant.entries[where]
-                if found is None or entry < found[0]:
-                    found = entry, tenant
-        for item in passed_over:
-            heapq.heappush(self.urgent, item)
-        return found
+    def announce(self, tenant: _Tenant) -> None:
+        """Another one is its first request that is not late."""
+        if tenant.late == len(tenant.entries):
+            tenant.announced = None
+            return
+        _, _, number, urgent_at, _ = tenant.entries[tenant.late]
+        if urgent_at == math.inf:
+            tenant.announced = None
+            return
+        tenant.announced = number
+        heapq.heappush(self.becoming, (urgent_at, number, tenant))
+        most = 4 * len(self.tenants) + 64
+        if len(self.becoming) > most:
+            self.becoming[:] = _current(self.becoming)
+            heapq.heapify(self.becoming)
+        if len(self.urgent) > most:
+            self.urgent[:] = _current(self.urgent)
+
+    def in_time(self, tenant: _Tenant, now: float) -> int:
+        """Where the first of its requests is that are not late; behind the last one, if all are."""
+        entries = tenant.entries
+        if tenant.late < len(entries) and entries[tenant.late][0] < now:
+            tenant.late = bisect.bisect_left(entries, now, tenant.late, key=_due)
+            self.announce(tenant)
+        return tenant.late
+
+    def most_urgent(self, now: float, most_served: float) -> _Tenant | None:
+        """Of the tenants that were served no more than that, the one whose first request that is not late is urgent and
+        due first.
+        """
+        becoming, urgent = self.becoming, self.urgent
+        while urgent and urgent[0][0] < now:
+            _, number, tenant = urgent.pop(0)
+            if tenant.announced == number:
+                self.in_time(tenant, now)
+        while becoming and becoming[0][0] <= now:
+            _, number, tenant = heapq.heappop(becoming)
+            if tenant.announced == number:
+                where = self.in_time(tenant, now)
+                if tenant.announced == number:
+                    bisect.insort(urgent, (tenant.entries[where][0], number, tenant))
+        place = 0
+        while place < len(urgent) and place < _URGENT_LOOKED_AT:
+            _, number, tenant = urgent[place]
+            if tenant.announced != number:
+                del urgent[place]
+            elif tenant.served <= most_served:
+                return tenant
+            else:
+                place += 1
+        return None
 
 
-def _is_first(item: tuple[float, int, _Tenant]) -> bool:
-    """Whether the entry still stands for the first request of its tenant."""
-    entries = item[2].entries
-    return bool(entries) and entries[0][2] == item[1]
+def _current(items: list[tuple[float, int, _Tenant]]) -> list[tuple[float, int, _Tenant]]:
+    """Those that are not out of date, each once."""
+    return list({item[1]: item for item in items if item[2].announced == item[1]}.values())
 
 
 class FairQueue:
@@ -171,7 +204,7 @@ class FairQueue:
             elif not tier.waiting:
                 del self._tiers[name]
         for name in terms.keys() - self._tiers.keys():
-            self._tiers[name] = _Tier(terms[name], self._started)
+            self._tiers[name] = _Tier(name, terms[name], self._started)
 
     def terms_of(self, tier: str) -> Terms:
         known = self._tiers.get(tier)
@@ -185,7 +218,7 @@ class FairQueue:
             raise ValueError(f"request {request.id} waits already")
         tier = self._tiers.get(request.tier)
         if tier is None:
-            tier = self._tiers[request.tier] = _Tier(Terms(), self._started)
+            tier = self._tiers[request.tier] = _Tier(request.tier, Terms(), self._started)
         tenant = tier.tenants.get(request.tenant)
         if tenant is None:
             tenant = tier.tenants[request.tenant] = _Tenant(request.tenant, tier.started)
@@ -194,21 +227,18 @@ class FairQueue:
         if not tenant.entries and not returns:
             tenant.served = max(tenant.served, tier.started)
         self._number += 1
-        entry = (request.due, request.arrived, self._number, request)
-        bisect.insort(tenant.entries, entry)
-        tier.waiting += 1
+        entry = (request.due, request.arrived, self._number, request.urgent_at, request)
         self._entries[request.id] = entry
-        if tenant.entries[0] is entry:
-            tier.place(tenant)
+        tier.put_in(tenant, entry)
 
     def remove(self, request_id: str) -> bool:
         """Take a request out; False if it does not wait here."""
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return False
-        tier = self._tiers[entry[3].tier]
-        tenant = tier.tenants[entry[3].tenant]
-        if self._take_out(tier, tenant, entry):
+        tier = self._tiers[entry[4].tier]
+        tenant = tier.tenants[entry[4].tenant]
+        if tier.take_out(tenant, entry):
             tier.place(tenant)
         self._level(tier)
         return True
@@ -218,35 +248,42 @@ class FairQueue:
     def peek(self, now: float, closed: Collection[str] = ()) -> Waiting | None:
         """The next request among the tiers that are not `closed`; None: none of those waits."""
         first: _Tier | None = None
-        first_rank = (0.0, 0, "")
         urgent: list[_Tier] = []
-        for name, tier in self._tiers.items():
-            if not tier.waiting or name in closed:
+        for tier in self._tiers.values():
+            if not tier.waiting or tier.name in closed:
                 continue
-            rank = (tier.served, -tier.terms.priority, name)
-            if first is None or rank < first_rank:
-                first, first_rank = tier, rank
+            if first is None or tier.served < first.served or (tier.served == first.served and _first(tier, first)):
+                first = tier
             if tier.urgent or (tier.becoming and tier.becoming[0][0] <= now):
                 urgent.append(tier)
         if first is None:
             return None
         turn = first.least()
         found = self._most_urgent(now, urgent, first.served) if urgent else None
-        if found is None or (found[1] is not turn and turn.due_next(now) <= found[0][0]):
-            return self._of_tenant(turn)
-        return self._of_tenant(found[1], urgent_at=now)
+        if found is None:
+            return self._of_tenant(turn, 0)
+        tier, tenant = found
+        where = tier.in_time(tenant, now)
+        if tenant is not turn:
+            of_turn = first.in_time(turn, now)
+            if of_turn < len(turn.entries) and turn.entries[of_turn][0] <= tenant.entries[where][0]:
+                return self._of_tenant(turn, 0)
+        return self._of_tenant(tenant, where, urgent_at=now)
 
     def take(self, request: Waiting, cost: float, closed: Collection[str] = ()) -> None:
         """`peek` named it, and it goes: its cost is charged."""
         tier = self._tiers[request.tier]
         tenant = tier.tenants[request.tenant]
-        least = min([t.served for name, t in self._tiers.items() if t.waiting and name not in closed])
+        least = tier.served
+        for other in self._tiers.values():
+            if other.served < least and other.waiting and other.name not in closed:
+                least = other.served
         self._started = max(self._started, least)
         tier.started = max(tier.started, tier.least().served)
-        tenant.since_first = 0 if tenant.entries[0][3] is request else tenant.since_first + 1
         tier.served = _moved(tier.served, cost / tier.terms.weight, self._started)
         tenant.served = _moved(tenant.served, cost, tier.started)
-        self._take_out(tier, tenant, self._entries.pop(request.id))
+        was_first = tier.take_out(tenant, self._entries.pop(request.id))
+        tenant.since_first = 0 if was_first else tenant.since_first + 1
         tier.place(tenant)
         self._level(tier)
 
@@ -264,43 +301,36 @@ class FairQueue:
             share.served = _moved(share.served, cost, account.started)
             account.place(share)
 
-    def _take_out(self, tier: _Tier, tenant: _Tenant, entry: _Entry) -> bool:
-        """True: it was its tenant's first, so the tenant has to be placed anew."""
-        where = bisect.bisect_left(tenant.entries, entry)
-        del tenant.entries[where]
-        tier.waiting -= 1
-        return where == 0
-
-    def _of_tenant(self, tenant: _Tenant, urgent_at: float | None = None) -> Waiting:
-        """`urgent_at`: among those that are urgent and not late then, and there is one."""
-        first = tenant.entries[0][3]
-        if len(tenant.entries) == 1 or tenant.since_first >= self._run - 1:
-            return first
-        start = 0 if urgent_at is None else tenant.urgent(urgent_at) or 0
-        best = tenant.entries[start][3]
+    def _of_tenant(self, tenant: _Tenant, start: int, urgent_at: float = math.inf) -> Waiting:
+        """Among those from `start` on that are urgent then; the one there is."""
+        entries = tenant.entries
+        if len(entries) == 1 or tenant.since_first >= self._run - 1:
+            return entries[0][4]
+        best = entries[start][4]
         if self._warmth is None:
             return best
         warmest = self._warmth(best)
-        for _, _, _, request in tenant.entries[start + 1 : start + self._lookahead]:
-            if urgent_at is not None and request.urgent_at > urgent_at:
+        for entry in entries[start + 1 : start + self._lookahead]:
+            if entry[3] > urgent_at:
                 continue
-            warmth = self._warmth(request)
+            warmth = self._warmth(entry[4])
             if warmth > warmest:
-                best, warmest = request, warmth
+                best, warmest = entry[4], warmth
         return best
 
-    def _most_urgent(self, now: float, tiers: list[_Tier], least: float) -> tuple[_Entry, _Tenant] | None:
-        best: tuple[tuple[float, int, int], tuple[_Entry, _Tenant]] | None = None
+    def _most_urgent(self, now: float, tiers: list[_Tier], least: float) -> tuple[_Tier, _Tenant] | None:
+        best: tuple[_Tier, _Tenant] | None = None
+        best_rank = (0.0, 0, 0)
         for tier in tiers:
             if tier.served > least + self._credit:
                 continue
-            found = tier.most_urgent(now, tier.least().served + self._credit)
-            if found is not None:
-                due, _, number, _ = found[0]
+            tenant = tier.most_urgent(now, tier.least().served + self._credit)
+            if tenant is not None:
+                due, _, number, _, _ = tenant.entries[tenant.late]
                 rank = (due, -tier.terms.priority, number)
-                if best is None or rank < best[0]:
-                    best = (rank, found)
-        return None if best is None else best[1]
+                if best is None or rank < best_rank:
+                    best, best_rank = (tier, tenant), rank
+        return best
 
     def _level(self, tier: _Tier) -> None:
         """Where nobody waits any more, nobody is owed: the next ones start level. Then forget tenants that are gone."""
@@ -318,3 +348,8 @@ class FairQueue:
 
 def _moved(served: float, by: float, floor: float) -> float:
     return served + by if by >= 0 else max(served + by, min(served, floor))
+
+
+def _first(tier: _Tier, other: _Tier) -> bool:
+    """Whether it is this one's turn, of two that were served alike."""
+    return (-tier.terms.priority, tier.name) < (-other.terms.priority, other.name)
