@@ -56,10 +56,8 @@ async def send(sidecar: Running, body: Any, path: str = CHAT) -> tuple[int, Mapp
 
 
 def state(sidecar: Running) -> bytes:
-    """Every account and all that was learned. What follows from the rest is worked out first."""
+    """Every account and all that was learned."""
     inside = sidecar.sidecar
-    inside.scheduler._load()
-    inside.scheduler._full_step()
     parts = (inside.dispatcher, inside.lengths, inside.outputs, inside.working_sets, inside.divergence)
     return pickle.dumps((*parts, inside.decisions, inside.figures, inside.hints, inside.traffic.inside))
 

@@ -35,14 +35,14 @@ class Computing:
     def __init__(self) -> None:
         self._prompts: dict[str, _Prompt] = {}  # in the order of dispatch
         self._leaders: dict[bytes, list[str]] = {}
-        self._free_at = 0.0
+        self.free_at = 0.0  # when the engine is through with all of them
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def backlog(self, now: float) -> float:
         """Seconds until the engine is through with all of them."""
-        return max(0.0, self._free_at - now)
+        return max(0.0, self.free_at - now)
 
     def ends(self, request_id: str) -> float:
         """When the prompt of a request that is computing should be done."""
@@ -52,8 +52,8 @@ class Computing:
         self, request_id: str, checkpoints: tuple[bytes, ...], now: float, seconds: float, packed: float | None = None
     ) -> None:
         """The engine gets it now. It takes so many seconds alone, and `packed` of a step that it shares with others."""
-        self._free_at = max(now, self._free_at) + (seconds if packed is None else packed)
-        self._prompts[request_id] = _Prompt(checkpoints, now + seconds, self._free_at)
+        self.free_at = max(now, self.free_at) + (seconds if packed is None else packed)
+        self._prompts[request_id] = _Prompt(checkpoints, now + seconds, self.free_at)
         leaders = self._leaders
         for checkpoint in checkpoints:
             if checkpoint in leaders:
@@ -80,7 +80,7 @@ class Computing:
                 del self._leaders[checkpoint]
             else:
                 leaders.remove(request_id)
-        self._free_at = max(now, self._free_at + shift) if self._prompts else now
+        self.free_at = max(now, self.free_at + shift) if self._prompts else now
         return True
 
     def leader(self, checkpoints: Sequence[bytes]) -> Leader | None:

@@ -13,6 +13,7 @@ import dataclasses
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from cacheaware_api import wire
 
@@ -40,39 +41,28 @@ class StepPrices:
     byte: float
 
 
+class Prefill(NamedTuple):
+    """Seconds that the engine takes to compute a prompt: alone, and as its part of steps that are full of prompts."""
+
+    alone: float
+    packed: float
+
+
 class CostModel:
     def __init__(self) -> None:
         self._products = [[0.0] * _TERMS for _ in range(_TERMS)]
         self._targets = [0.0] * _TERMS
         self._reports = 0
         self._residuals: deque[float] = deque(maxlen=_RESIDUALS)
-        self._prices: StepPrices | None = None
-        self._solved_at = 0  # reports
         self._largest_step = 0.0  # tokens that it was seen with
         self._in_a_row = 0  # steps as large as that
         self._full = False  # the engine has shown that it takes no more
-        self._assumed_step = 0.0  # tokens that it would pay to give it
         self.bytes_per_token = 0
-
-    @property
-    def prices(self) -> StepPrices | None:
-        """None while too little was seen."""
-        if self._reports >= FEWEST_REPORTS and self._solved_at != self._reports:
-            self._prices = StepPrices(*_non_negative_solution(self._products, self._targets))
-            self._solved_at = self._reports
-            step, token = self._prices.step, self._prices.token
-            self._assumed_step = min(_LARGEST_ASSUMED, _WORTHWHILE * step / token) if token > 0 else 0.0
-        return self._prices
-
-    @property
-    def step_tokens(self) -> float:
-        """The most tokens that the engine computes in one step: as many as it was seen with, or as many as make the
-        cost of every step a sixth. How many it would take is only seen where it is given as many, and then no more is
-        assumed: an engine that is always full shows steps of one size, from which no price of a step can be told.
-        """
-        if self.prices is None or self._full:
-            return self._largest_step
-        return max(self._largest_step, self._assumed_step)
+        self.prices: StepPrices | None = None  # while too little was seen
+        # The most tokens that the engine computes in one step: as many as it was seen with, or as many as make the cost
+        # of every step a sixth. How many it would take is only seen where it is given as many, and then no more is
+        # assumed: an engine that is always full shows steps of one size, from which no price of a step can be told.
+        self.step_tokens = 0.0
 
     @property
     def margin(self) -> float:
@@ -84,8 +74,8 @@ class CostModel:
         if report.steps <= 0 or not 0 < report.step_seconds < math.inf:
             return
         features = (report.steps, report.tokens, report.query_context, report.kv_bytes_read)
-        if (prices := self.prices) is not None:
-            expected = _dot(dataclasses.astuple(prices), features)
+        if self.prices is not None:
+            expected = _dot(dataclasses.astuple(self.prices), features)
             if expected > 0:
                 self._residuals.append(max(0.0, report.step_seconds / expected - 1))
         weight = 1 / report.steps  # sums over more steps vary more
@@ -96,6 +86,12 @@ class CostModel:
             self._targets[number] = _FADE * self._targets[number] + weight * one * report.step_seconds
         self._reports += 1
         self._note_size(report.tokens / report.steps)
+        self.step_tokens = self._largest_step
+        if self._reports >= FEWEST_REPORTS:
+            self.prices = StepPrices(*_non_negative_solution(self._products, self._targets))
+            step, token = self.prices.step, self.prices.token
+            if token > 0 and not self._full:
+                self.step_tokens = max(self._largest_step, min(_LARGEST_ASSUMED, _WORTHWHILE * step / token))
 
     def _note_size(self, tokens: float) -> None:
         larger, as_large = (tokens >= (1 + by) * self._largest_step for by in (_AS_LARGE, -_AS_LARGE))
@@ -103,26 +99,25 @@ class CostModel:
         self._full = not larger and (self._full or self._in_a_row >= _FULL_STEPS)
         self._largest_step = max(_BUDGET_FADE * self._largest_step, tokens)
 
-    def prefill_seconds(
-        self, uncached: float, cached: float = 0.0, *, load: float = 0.0, packed: bool = False
-    ) -> float | None:
+    def prefill_seconds(self, uncached: float, cached: float = 0.0, *, load: float = 0.0) -> float | None:
         """To compute the rest of a prompt of which the start is cached, alone but for a `load` of seconds a step that
-        the running requests' decoding takes; `packed`: its part of steps that are full of prompts. None while too
-        little was seen.
+        the running requests' decoding takes. None while too little was seen.
         """
+        found = self.prefill(uncached, cached, load=load)
+        return None if found is None else found.alone
+
+    def prefill(self, uncached: float, cached: float, *, load: float) -> Prefill | None:
         prices = self.prices
         if prices is None:
             return None
         parts = uncached / max(1.0, self.step_tokens)
         steps = max(1, math.ceil(parts))
-        attended = uncached * cached + uncached * (uncached + 1) / 2
-        read = steps * cached + uncached * (steps + 1) / 2  # tokens: each chunk reads all that precedes it
-        return (
-            (parts if packed else steps) * (prices.step + load)
-            + prices.token * uncached
-            + prices.context * attended
-            + prices.byte * self.bytes_per_token * read
-        )
+        each = prices.step + load
+        tokens = prices.token * uncached
+        attending = prices.context * (uncached * cached + uncached * (uncached + 1) / 2)
+        # each chunk reads all that precedes it
+        reading = prices.byte * self.bytes_per_token * (steps * cached + uncached * (steps + 1) / 2)
+        return Prefill(steps * each + tokens + attending + reading, parts * each + tokens + attending + reading)
 
     def decode_load(self, sequences: int, context: float) -> float:
         """Seconds that decoding so many sequences, of so many tokens in all, adds to a step."""

@@ -115,9 +115,9 @@ class PrefixIndex:
         if match.chunks:
             self._correct(request, match, used.cached_tokens)
         end = len(request.chunks)
-        if request.sequences == 1 and self.known.note_at(request.chunks, end) is None:
+        if request.sequences == 1:
             # The next turn of this conversation starts with the prompt and its answer.
-            self.known.leave_note(request.chunks, end, used.prompt_tokens + used.output_tokens)
+            self.known.leave_note(request.chunks, end, used.prompt_tokens + used.output_tokens, first=True)
 
     def clear(self) -> None:
         """The engine started anew, or the salt key changed."""

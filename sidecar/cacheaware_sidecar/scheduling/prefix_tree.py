@@ -44,9 +44,10 @@ class PrefixTree:
             child = None if children is None else children.get(chunks[depth])
             if child is None:
                 break
-            end = depth + len(child.chunks)
-            if end > length or child.chunks[-1] != chunks[end - 1]:
-                return depth + _common(child.chunks, chunks, depth)
+            own = child.chunks
+            end = depth + len(own)
+            if end > length or own[-1] != chunks[end - 1]:
+                return depth + _common(own, chunks, depth)
             run, depth = child, end
         return depth
 
@@ -96,15 +97,16 @@ class PrefixTree:
             return None
         return found[0].notes.get(found[1])
 
-    def leave_note(self, chunks: Sequence[bytes], depth: int, value: int) -> None:
-        """Where so many leading chunks are known; it is forgotten with the last of them."""
+    def leave_note(self, chunks: Sequence[bytes], depth: int, value: int, *, first: bool = False) -> None:
+        """Where so many leading chunks are known; it goes with the last of them. `first`: unless one was left."""
         found = self._at(chunks, depth)
         if found is None:
             return
         run, place = found
         if run.notes is None:
-            run.notes = {}
-        run.notes[place] = value
+            run.notes = {place: value}
+        elif not first or place not in run.notes:
+            run.notes[place] = value
 
     def clear(self) -> None:
         self._root = _Run((), None)

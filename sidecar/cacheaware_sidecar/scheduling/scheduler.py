@@ -100,8 +100,9 @@ class Scheduler:
         self._sequences: dict[str, int] = {}  # inside the engine, by tier
         self._all_sequences = 0
         self._decoding, self._context = 0, 0.0  # sequences, and tokens of their prompts
-        self._known_load: float | None = None  # both are worked out again where something changed
-        self._known_step: float | None = None  # without the load
+        self._load = 0.0  # seconds that decoding adds to a step now
+        self._empty_step: float | None = None  # seconds of a step that is full of prompts, where nothing decodes
+        self._full_step: float | None = None  # and as it is now; None: not known
         self._cascades = False
         self._last_dispatch: float | None = None
         self._pace: float | None = None
@@ -153,7 +154,7 @@ class Scheduler:
         ahead = self._backlog.ahead(request.tier, request.tenant, {n: t.weight for n, t in self._terms.items()})
         by_pace = None if self._pace is None else ahead.requests * self._pace
         cached = self.predicted_tokens(request)
-        own = self.costs.prefill_seconds(max(1.0, request.prompt_tokens - cached), cached, load=self._load())
+        own = self.costs.prefill_seconds(max(1.0, request.prompt_tokens - cached), cached, load=self._load)
         if own is None:
             return by_pace
         return self._computing.backlog(self._clock()) + max(ahead.seconds, by_pace or 0.0) + own
@@ -169,7 +170,7 @@ class Scheduler:
         """The size of the engine's KV cache, and of the blocks in which it shares prefixes; None: not known."""
         self.index.set_engine(capacity_tokens, block_size)
         self.costs.bytes_per_token = bytes_per_token or 0
-        self._prices_changed()
+        self._costs_changed()
 
     def engine_restarted(self) -> None:
         """Its cache is empty. Requests that were inside are finished one by one, as they are noticed."""
@@ -192,7 +193,7 @@ class Scheduler:
         if not (self._queue.remove(request_id) or self._holds.release(request_id)):
             return False
         self._flushed.pop(request_id, None)
-        self._leave_queue(request_id)
+        self._backlog.remove(request_id)
         self._groups.remove(request_id)
         return True
 
@@ -214,7 +215,7 @@ class Scheduler:
             request = self._queue.peek(now, closed)
             if request is None:
                 break
-            if (held := self._to_hold(request, now)) is not None:
+            if self._windows and (held := self._to_hold(request, now)) is not None:
                 self._queue.remove(request.id)
                 self._holds.add(held)
             elif not engine.admits(request):
@@ -267,34 +268,41 @@ class Scheduler:
         return copied
 
     def _wake_at(self, room_at: float | None) -> float | None:
+        if not self._unseen and not self._holds:
+            return room_at
         times = [] if room_at is None else [room_at]
-        if self._holds and (end := self._holds.next_end) is not None:
+        if (end := self._holds.next_end) is not None:
             times.append(end)
-        if self._unseen:
-            times += [self._computing.ends(request_id) for request_id in self._unseen]
-        return min((time for time in times if math.isfinite(time)), default=None) if times else None
+        times += [self._computing.ends(request_id) for request_id in self._unseen]
+        return min((time for time in times if math.isfinite(time)), default=None)
 
     def first_byte(self, request_id: str) -> None:
         """The engine has computed the prompt. Unknown or repeated: nothing happens."""
         inside = self._inside.get(request_id)
-        if inside is None or inside.decodes:
-            return
+        if inside is not None and not inside.decodes:
+            self._computed(inside, self._clock())
+
+    def _computed(self, inside: _Inside, now: float) -> None:
         inside.decodes = True
-        self._load_changed(inside.request.sequences, inside.request.prompt_tokens * inside.request.sequences)
-        self._stop_computing(request_id)
-        self.index.insert(inside.request)
-        self._let_go(self._holds.release_behind(request_id), self._clock(), FlushReason.PREFIX_READY)
+        request = inside.request
+        self._load_changed(request.sequences, request.prompt_tokens * request.sequences)
+        self._stop_computing(request.id, now)
+        self.index.insert(request)
+        if self._holds:
+            self._let_go(self._holds.release_behind(request.id), now, FlushReason.PREFIX_READY)
 
     def finished(self, request_id: str, used: Used | None = None) -> bool:
         """A request has left the engine, with what it counted. True the first time.
 
         Without `used` it was cut off: what it had been expected to cost stays charged.
         """
-        if used is not None:
-            self.first_byte(request_id)
-        inside = self._inside.pop(request_id, None)
+        inside = self._inside.get(request_id)
         if inside is None:
             return False
+        now = self._clock()
+        if used is not None and not inside.decodes:
+            self._computed(inside, now)
+        del self._inside[request_id]
         request = inside.request
         self._all_sequences -= request.sequences
         left = self._sequences[request.tier] - request.sequences
@@ -304,16 +312,18 @@ class Scheduler:
             del self._sequences[request.tier]
         if inside.decodes:
             self._load_changed(-request.sequences, -request.prompt_tokens * request.sequences)
-        self._stop_computing(request_id)
+        else:
+            self._stop_computing(request_id, now)
         self._groups.remove(request_id)
-        if self._inside:  # else the engine is idle, and `next` lets all go
-            self._let_go(self._holds.release_behind(request_id), self._clock(), FlushReason.PREFIX_READY)
+        if self._holds and self._inside:  # else the engine is idle, and `next` lets all go
+            self._let_go(self._holds.release_behind(request_id), now, FlushReason.PREFIX_READY)
         if used is not None:
             self.index.learn(request, inside.match, used)
             if inside.group is not None:
-                self.active_groups.ended(inside.group, request, used, self._clock())
-            cost = _cost(used.prompt_tokens, used.cached_tokens or 0, used.output_tokens)
-            self._queue.charge(request.tier, request.tenant, cost - inside.cost)
+                self.active_groups.ended(inside.group, request, used, now)
+            more = _cost(used.prompt_tokens, used.cached_tokens or 0, used.output_tokens) - inside.cost
+            if more:
+                self._queue.charge(request.tier, request.tenant, more)
         return True
 
     def refused(self, request_id: str) -> bool:
@@ -327,7 +337,7 @@ class Scheduler:
     def step(self, report: wire.StepReport) -> None:
         """The engine told what its last steps cost."""
         self.costs.observe(report)
-        self._prices_changed()
+        self._costs_changed()
         self._cascades = self._cascades or any(group.cascade for group in report.groups)
 
     def check_integrity(self) -> None:
@@ -347,23 +357,23 @@ class Scheduler:
     # -- who goes ------------------------------------------------------------------------------------------------------
 
     def _dispatch(self, request: Waiting, now: float, closed: set[str]) -> Dispatch:
+        request_id, tier = request.id, request.tier
         match = self.index.predict(request)
-        uncached = max(1.0, request.prompt_tokens - match.tokens)
         cost = _cost(request.prompt_tokens, match.tokens, request.output_tokens)
         self._queue.take(request, cost, closed)
-        self._leave_queue(request.id)
+        self._backlog.remove(request_id)
         group = self._group_of(request)
         if group is not None:
             self.active_groups.sent(group.id, group.chunks * request.chunk_tokens, request, now)
-        self._inside[request.id] = _Inside(request, match, cost, None if group is None else group.id)
-        self._sequences[request.tier] = self._sequences.get(request.tier, 0) + request.sequences
+        self._inside[request_id] = _Inside(request, match, cost, None if group is None else group.id)
+        self._sequences[tier] = self._sequences.get(tier, 0) + request.sequences
         self._all_sequences += request.sequences
-        seconds = self.costs.prefill_seconds(uncached, match.tokens, load=self._load())
-        packed = self.costs.prefill_seconds(uncached, match.tokens, load=self._load(), packed=True)
-        self._computing.start(request.id, self._groups.path_of(request.id), now, seconds or 0.0, packed)
-        if not request.streams and seconds is not None:
-            self._unseen.add(request.id)
-        flushed = self._flushed.pop(request.id, None)
+        prefill = self.costs.prefill(max(1.0, request.prompt_tokens - match.tokens), match.tokens, load=self._load)
+        alone, packed = (0.0, 0.0) if prefill is None else prefill
+        self._computing.start(request_id, self._groups.path_of(request_id), now, alone, packed)
+        if not request.streams and prefill is not None:
+            self._unseen.add(request_id)
+        flushed = self._flushed.pop(request_id, None)
         held = 0.0 if flushed is None else flushed.held
         return Dispatch(
             request,
@@ -379,7 +389,7 @@ class Scheduler:
         """Whether anyone may send. A request of several sequences may overshoot the total: the engine queues what it
         cannot run yet.
         """
-        return self.sequences < engine.slots.total and (engine.waiting <= ENGINE_QUEUE or not self._inside)
+        return self._all_sequences < engine.slots.total and (engine.waiting <= ENGINE_QUEUE or not self._inside)
 
     def _is_owed_a_slot(self, tier: str, engine: EngineView) -> bool:
         """A tier below its nominal slots may always send: the engine takes one back from a tier that borrowed it."""
@@ -387,9 +397,9 @@ class Scheduler:
 
     def _room_at(self, now: float) -> float | None:
         """When the engine will have computed enough of what it was sent to get more; None: it may have more now."""
-        if not (self._limit_prefill and self._inside) or (full_step := self._full_step()) is None:
+        if self._full_step is None or not self._inside or not self._limit_prefill:
             return None
-        too_much = self._computing.backlog(now) - STEPS_AHEAD * full_step
+        too_much = self._computing.free_at - now - STEPS_AHEAD * self._full_step
         return now + too_much if too_much > _TICK else None
 
     # -- holding -------------------------------------------------------------------------------------------------------
@@ -436,27 +446,31 @@ class Scheduler:
         """The group for whose next member it pays to hold this request, in an engine that is busy anyway."""
         if not self._cascades:
             return None  # the engine reads no prefix once for several requests, so there is nothing to gain
-        step = self._full_step()
-        if step is None or self._computing.backlog(now) < BUSY_STEPS * step:
+        if not self._is_busy(now):
             return None
         group = self._group_of(request)
-        company = None if group is None else self._company(request, group.chunks, group.members, window, step)
+        company = None if group is None else self._company(request, group.chunks, group.members, window)
         return group.id if group is not None and company is not None and company.pays else None
 
-    def _company(self, request: Waiting, chunks: int, members: int, window: float, step: float) -> Company:
+    def _is_busy(self, now: float) -> bool:
+        return self._full_step is not None and self._computing.backlog(now) >= BUSY_STEPS * self._full_step
+
+    def _company(self, request: Waiting, chunks: int, members: int, window: float) -> Company:
         tokens = chunks * request.chunk_tokens
         path = self._groups.path_of(request.id)[: chunks // self._checkpoint_chunks]
         shared = self.costs.decode_load(0, tokens)
         weights = sum(terms.weight for terms in self._terms.values())
         worth = members * self._terms.get(request.tier, Terms()).weight / max(1, weights)
-        return Company(self._arrivals.rate(path), saved_by_company(shared, window, step), worth, members)
+        return Company(
+            self._arrivals.rate(path), saved_by_company(shared, window, self._full_step or 0.0), worth, members
+        )
 
     def _slack_until(self, request: Waiting, now: float) -> float:
         """Sent later than this, its first token would be late. It would not come sooner if it were sent now: what the
         engine computes already goes first.
         """
         cached = self.predicted_tokens(request)
-        own = self.costs.prefill_seconds(max(1.0, request.prompt_tokens - cached), cached, load=self._load()) or 0.0
+        own = self.costs.prefill_seconds(max(1.0, request.prompt_tokens - cached), cached, load=self._load) or 0.0
         latest = request.due - own * (1 + 2 * self.costs.margin)
         return latest if now + self._computing.backlog(now) < latest else now
 
@@ -466,23 +480,20 @@ class Scheduler:
             return
         self._let_go(self._holds.release_ended(now), now, None)
         for held in self._holds.for_company():
-            step = self._full_step()
-            busy = step is not None and self._computing.backlog(now) >= BUSY_STEPS * step
-            if held.request.id in self._holds and (reason := self._why_go(held, busy)) is not None:
+            if held.request.id in self._holds and (reason := self._why_go(held, now)) is not None:
                 self._let_go([found for found in [self._holds.release(held.request.id)] if found], now, reason)
 
-    def _why_go(self, held: Held, busy: bool) -> FlushReason | None:
+    def _why_go(self, held: Held, now: float) -> FlushReason | None:
         """Why a request that is held for company goes now; None: it is held on."""
-        if not busy:
+        if not self._is_busy(now):
             return FlushReason.NOT_BUSY
         group = self._group_of(held.request)
         if group is None:
             return FlushReason.NO_GAIN
         if group.members >= LARGEST_GROUP:
             return FlushReason.GROUP_FULL
-        step = self._full_step() or 0.0
         window = self._terms.get(held.request.tier, Terms()).window
-        if not self._company(held.request, group.chunks, group.members, window, step).pays:
+        if not self._company(held.request, group.chunks, group.members, window).pays:
             return FlushReason.NO_GAIN
         return None
 
@@ -502,34 +513,22 @@ class Scheduler:
             if self._computing.ends(request_id) <= now:
                 self.first_byte(request_id)
 
-    def _stop_computing(self, request_id: str) -> None:
+    def _stop_computing(self, request_id: str, now: float) -> None:
         self._unseen.discard(request_id)
-        self._computing.done(request_id, self._clock())
-
-    def _leave_queue(self, request_id: str) -> None:
-        self._backlog.remove(request_id)
-
-    def _load(self) -> float:
-        """Seconds that decoding adds to a step now."""
-        if self._known_load is None:
-            self._known_load = self.costs.decode_load(self._decoding, self._context)
-        return self._known_load
-
-    def _full_step(self) -> float | None:
-        """Seconds of a step that is full of prompts now; None: not known."""
-        if self._known_step is None:
-            self._known_step = self.costs.full_step_seconds()
-        return None if self._known_step is None else self._known_step + self._load()
+        self._computing.done(request_id, now)
 
     def _load_changed(self, sequences: int, context: float) -> None:
         """So many sequences with so many tokens more decode now."""
         self._decoding += sequences
         self._context += context
-        self._known_load = None
+        self._load = self.costs.decode_load(self._decoding, self._context)
+        if self._empty_step is not None:
+            self._full_step = self._empty_step + self._load
 
-    def _prices_changed(self) -> None:
+    def _costs_changed(self) -> None:
         """Steps cost something else."""
-        self._known_load = self._known_step = None
+        self._empty_step = self._full_step = self.costs.full_step_seconds()
+        self._load_changed(0, 0.0)
 
     def _warmth(self, request: Waiting) -> float:
         return self.index.known.matched(request.chunks) * request.chunk_tokens

@@ -391,7 +391,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.engine.idle:
             assert not self.waiting, "something waits in front of an idle engine"
         elif scheduler.waiting > scheduler.held and scheduler.sequences < self.slots.total:
-            full_step = scheduler._full_step()
+            full_step = scheduler._full_step
             assert full_step is not None, "it waits though the engine has a slot"
             assert scheduler._computing.backlog(now) > STEPS_AHEAD * full_step, "it waits though the engine has room"
         for tier in TERMS:
