@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 CHECKPOINT_CHUNKS = 16  # 256 tokens where a chunk has 16: shorter prefixes are not worth a group
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # not frozen, which would take five times as long for every request
 class Group:
     id: str
     chunks: int  # of the common prefix
     members: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Alone:
     """A request that shares nothing more with anybody."""
 
@@ -109,7 +109,7 @@ class GroupTree:
             if not isinstance(child, _Node):
                 return None
             node = child
-            if node.best > node.best_below or (node.best and node.gain == node.best):
+            if node.best > node.best_below or (node.best and (node.members - 1) * node.depth == node.best):
                 return Group(node.key[:8].hex(), node.depth * self._every, node.members)
         return None
 

@@ -69,20 +69,14 @@ class Holds:
     """Those that are held. Everything is O(log held) for each request that it concerns."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Held] = {}
+        self.held: dict[str, Held] = {}  # by request
         self._by_end: list[tuple[float, str]] = []
         self._behind: dict[str, dict[str, None]] = {}  # by leader, in order
         self._for_company: dict[str, None] = {}
         self._tiers: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._held
-
-    def get(self, request_id: str) -> Held | None:
-        return self._held.get(request_id)
+        return len(self.held)
 
     def of_tier(self, tier: str) -> int:
         return self._tiers.get(tier, 0)
@@ -95,7 +89,7 @@ class Holds:
 
     def add(self, held: Held) -> None:
         request_id = held.request.id
-        self._held[request_id] = held
+        self.held[request_id] = held
         heapq.heappush(self._by_end, (held.until, request_id))
         if held.leader is None:
             self._for_company[request_id] = None
@@ -104,7 +98,7 @@ class Holds:
         self._tiers[held.request.tier] = self.of_tier(held.request.tier) + 1
 
     def release(self, request_id: str) -> Held | None:
-        held = self._held.pop(request_id, None)
+        held = self.held.pop(request_id, None)
         if held is None:
             return None
         self._for_company.pop(request_id, None)
@@ -124,7 +118,7 @@ class Holds:
         return self._release_all(self._behind.get(leader, ()))
 
     def release_all(self) -> list[Held]:
-        return self._release_all(self._held)
+        return self._release_all(self.held)
 
     def release_ended(self, now: float) -> list[Held]:
         ended = []
@@ -135,7 +129,7 @@ class Holds:
         return ended
 
     def for_company(self) -> Iterator[Held]:
-        return (self._held[request_id] for request_id in tuple(self._for_company))
+        return (self.held[request_id] for request_id in tuple(self._for_company))
 
     def _release_all(self, ids: Iterable[str]) -> list[Held]:
         released = []
@@ -146,5 +140,5 @@ class Holds:
         return released
 
     def _is_stale(self, entry: tuple[float, str]) -> bool:
-        held = self._held.get(entry[1])
+        held = self.held.get(entry[1])
         return held is None or held.until != entry[0]

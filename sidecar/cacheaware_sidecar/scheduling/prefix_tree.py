@@ -51,6 +51,23 @@ class PrefixTree:
             run, depth = child, end
         return depth
 
+    def match(self, chunks: Sequence[bytes]) -> tuple[int, int | None]:
+        """How many leading chunks are known, and what was left at the last of them."""
+        run, place, depth, length = self._root, 0, 0, len(chunks)
+        while depth < length:
+            children = run.children
+            child = None if children is None else children.get(chunks[depth])
+            if child is None:
+                break
+            run, own = child, child.chunks
+            place = len(own)
+            if depth + place > length or own[-1] != chunks[depth + place - 1]:
+                place = _common(own, chunks, depth)
+                depth += place
+                break
+            depth += place
+        return depth, None if run.notes is None else run.notes.get(place)
+
     def insert(self, chunks: tuple[bytes, ...]) -> None:
         """These are known, and the most recent ones, from now on."""
         run, depth, length = self._root, 0, len(chunks)

@@ -178,14 +178,14 @@ class Scheduler:
         self.active_groups.clear()
 
     def add(self, request: Waiting) -> None:
-        if request.id in self._inside or request.id in self._holds:
+        if request.id in self._inside or request.id in self._holds.held:
             raise ValueError(f"request {request.id} is here already")
         self._queue.push(request)
         self._groups.add(request.id, request.chunks)
         if self._windows:
             self._arrivals.note(self._groups.path_of(request.id), self._clock())
-        match = self.index.predict(request)
-        seconds = self.costs.prefill_seconds(max(1.0, request.prompt_tokens - match.tokens), match.tokens)
+        cached = self.predicted_tokens(request)
+        seconds = self.costs.prefill_seconds(max(1.0, request.prompt_tokens - cached), cached)
         self._backlog.add(request.id, request.tier, request.tenant, request.arrived, seconds or 0.0)
 
     def cancel(self, request_id: str) -> bool:
@@ -201,15 +201,11 @@ class Scheduler:
         now = self._clock()
         if self._unseen:
             self._assume_first_bytes(now)
-        if self._holds:
+        if self._holds.held:
             self._release_holds(now)
         closed: set[str] = set()
         dispatches: list[Dispatch] = []
-        room_at: float | None = None
-        while True:
-            room_at = self._room_at(now)
-            if room_at is not None:
-                break
+        while (room_at := self._room_at(now)) is None:
             if not self._has_slot(engine):
                 closed.update(tier for tier in self._queue.backlogged() if not self._is_owed_a_slot(tier, engine))
             request = self._queue.peek(now, closed)
@@ -243,7 +239,7 @@ class Scheduler:
         copied.next(dataclasses.replace(engine, admits=admits))
         if request.id in copied._inside:
             return Foreseen()
-        if (held := copied._holds.get(request.id)) is not None:
+        if (held := copied._holds.held.get(request.id)) is not None:
             reason = held.at_end if held.leader is None else FlushReason.PREFIX_READY
             return Foreseen(reason, held.at_end, held.until - held.since)
         if turned_away:
@@ -268,7 +264,7 @@ class Scheduler:
         return copied
 
     def _wake_at(self, room_at: float | None) -> float | None:
-        if not self._unseen and not self._holds:
+        if not self._unseen and not self._holds.held:
             return room_at
         times = [] if room_at is None else [room_at]
         if (end := self._holds.next_end) is not None:
@@ -288,7 +284,7 @@ class Scheduler:
         self._load_changed(request.sequences, request.prompt_tokens * request.sequences)
         self._stop_computing(request.id, now)
         self.index.insert(request)
-        if self._holds:
+        if self._holds.held:
             self._let_go(self._holds.release_behind(request.id), now, FlushReason.PREFIX_READY)
 
     def finished(self, request_id: str, used: Used | None = None) -> bool:
@@ -315,7 +311,7 @@ class Scheduler:
         else:
             self._stop_computing(request_id, now)
         self._groups.remove(request_id)
-        if self._holds and self._inside:  # else the engine is idle, and `next` lets all go
+        if self._holds.held and self._inside:  # else the engine is idle, and `next` lets all go
             self._let_go(self._holds.release_behind(request_id), now, FlushReason.PREFIX_READY)
         if used is not None:
             self.index.learn(request, inside.match, used)
@@ -345,7 +341,7 @@ class Scheduler:
         self._groups.check_integrity()
         assert len(self._groups) == self.waiting + self.inside
         assert len(self._backlog) == self.waiting
-        assert all(request_id in self._queue or request_id in self._holds for request_id in self._flushed)
+        assert all(request_id in self._queue or request_id in self._holds.held for request_id in self._flushed)
         assert len(self._computing) == sum(not inside.decodes for inside in self._inside.values())
         assert self._unseen <= self._inside.keys()
         assert (
@@ -370,7 +366,8 @@ class Scheduler:
         self._all_sequences += request.sequences
         prefill = self.costs.prefill(max(1.0, request.prompt_tokens - match.tokens), match.tokens, load=self._load)
         alone, packed = (0.0, 0.0) if prefill is None else prefill
-        self._computing.start(request_id, self._groups.path_of(request_id), now, alone, packed)
+        path = self._groups.path_of(request_id) if self._windows else ()  # whom others may be held behind
+        self._computing.start(request_id, path, now, alone, packed)
         if not request.streams and prefill is not None:
             self._unseen.add(request_id)
         flushed = self._flushed.pop(request_id, None)
@@ -480,7 +477,7 @@ class Scheduler:
             return
         self._let_go(self._holds.release_ended(now), now, None)
         for held in self._holds.for_company():
-            if held.request.id in self._holds and (reason := self._why_go(held, now)) is not None:
+            if held.request.id in self._holds.held and (reason := self._why_go(held, now)) is not None:
                 self._let_go([found for found in [self._holds.release(held.request.id)] if found], now, reason)
 
     def _why_go(self, held: Held, now: float) -> FlushReason | None:

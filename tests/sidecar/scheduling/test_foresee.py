@@ -180,7 +180,7 @@ class AskingChangesNothing(RuleBasedStateMachine):
         for scheduler in (self.asked, self.twin):
             scheduler.add(request)
         went = [dispatch.request.id for dispatch in self.next().dispatches]
-        held = self.asked._holds.get(request.id)
+        held = self.asked._holds.held.get(request.id)
         assert (request.id in went) is (foreseen == Foreseen())
         assert (held is not None) is (foreseen.hold_reason is not None)
         if held is not None:

@@ -384,7 +384,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler.check_integrity()
         assert scheduler.waiting == len(self.waiting)
         assert scheduler.inside == len(self.engine.running)
-        for held in scheduler._holds._held.values():
+        for held in scheduler._holds.held.values():
             assert now < held.until <= held.request.urgent_at, "held past its slack"
             assert held.until <= held.since + TERMS[held.request.tier].window + 1e-9
             assert held.leader is None or held.leader in self.engine.running, "held behind one that is gone"
