@@ -158,6 +158,19 @@ class _Tier:
                 place += 1
         return None
 
+    def check_integrity(self) -> None:
+        assert self.waiting == sum(len(tenant.entries) for tenant in self.tenants.values())
+        assert self.urgent == sorted(self.urgent, key=lambda item: item[:2])
+        placed = {id(item[4]) for item in self.by_account if item[4].version == item[3]}
+        announced = {item[1] for item in (*self.becoming, *self.urgent) if item[2].announced == item[1]}
+        for tenant in self.tenants.values():
+            assert tenant.entries == sorted(tenant.entries, key=lambda entry: entry[:3])
+            assert (id(tenant) in placed) or not tenant.entries
+            assert 0 <= tenant.late <= len(tenant.entries)
+            promised = [entry[2] for entry in tenant.entries[tenant.late :][:1] if entry[3] < math.inf]
+            assert promised == ([] if tenant.announced is None else [tenant.announced])
+            assert announced.issuperset(promised)
+
 
 def _current(items: list[tuple[float, int, _Tenant]]) -> list[tuple[float, int, _Tenant]]:
     """Those that are not out of date, each once."""
@@ -300,6 +313,12 @@ class FairQueue:
         if share is not None:
             share.served = _moved(share.served, cost, account.started)
             account.place(share)
+
+    def check_integrity(self) -> None:
+        """Asserts that every request stands where it is looked for."""
+        assert len(self._entries) == sum(tier.waiting for tier in self._tiers.values())
+        for tier in self._tiers.values():
+            tier.check_integrity()
 
     def _of_tenant(self, tenant: _Tenant, start: int, urgent_at: float = math.inf) -> Waiting:
         """Among those from `start` on that are urgent then; the one there is."""

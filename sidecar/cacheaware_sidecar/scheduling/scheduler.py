@@ -339,6 +339,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts that every account is that of the requests here."""
         self._groups.check_integrity()
+        self._queue.check_integrity()
         assert len(self._groups) == self.waiting + self.inside
         assert len(self._backlog) == self.waiting
         assert all(request_id in self._queue or request_id in self._holds.held for request_id in self._flushed)

@@ -175,6 +175,13 @@ class TestDeadlines:
         names = drained(queue_of(waiting("late", due=4.0), *in_time, credit=1e9), now=5.0)
         assert names.index("late") == RUN - 1
 
+    @pytest.mark.parametrize("many", [3, 100])
+    def test_who_is_late_hides_nobody_who_can_still_be_kept(self, many: int) -> None:
+        late = [waiting(f"late-{n}", tenant=f"late-{n}", due=4.0 + n / 1000) for n in range(many)]
+        soon = waiting("soon", BRONZE, "other", due=6.0)
+        also = waiting("also", GOLD, "other", due=7.0)
+        assert drained(queue_of(*late, also, soon, credit=100.0), now=5.0, most=2) == ["soon", "also"]
+
     def test_among_the_urgent_of_a_tenant_warm_ones_go_first(self) -> None:
         requests = [waiting("cold", due=8.0), waiting("warm", due=9.0), waiting("hot, but in no hurry", due=50.0)]
         warmth = {"cold": 0.0, "warm": 10.0, "hot, but in no hurry": 100.0}
@@ -282,6 +289,7 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
+        self.queue.check_integrity()
         assert len(self.queue) == len(self.waiting)
         for tier in self.TIERS:
             mine = [request for request in self.waiting.values() if request.tier == tier]
