@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 # Extra arguments for pip, e.g. PIP_ARGS="--index-url …" for a mirror or for CPU-only wheels of torch.
 PIP_ARGS ?=
 # Of `make images`: the tool that builds (absent: docker, podman or buildah, whichever works), the image that all three
-# start from, and more arguments for the tool.
+# start from, one of the same system with a C++ compiler, and more arguments for the tool.
 BUILDER ?=
 BASE    ?= python:3.12-slim
+COMPILER ?= python:3.12
 BUILD_ARGS ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Arguments of a benchmark.
@@ -41,13 +42,14 @@ up: setup ## run manifests/samples/open.yaml on this machine
 test: setup ## the test suite
 	$(BIN)/python -m pytest
 
-images: ## the container images of operator, sidecar and engine (BUILDER=, BASE=, BUILD_ARGS=, PIP_ARGS=)
+images: ## the container images of operator, sidecar and engine (BUILDER=, BASE=, COMPILER=, BUILD_ARGS=, PIP_ARGS=)
 	@builder="$(BUILDER)"; \
 	for each in docker podman buildah; do test -n "$$builder" || ! $$each info >/dev/null 2>&1 || builder=$$each; done; \
 	test -n "$$builder" || { echo "Neither docker, podman nor buildah works here: install one, or name it: make images BUILDER=…" >&2; exit 1; }; \
 	for part in operator sidecar engine; do \
 	  echo "Building cacheaware/$$part:$(VERSION) …"; \
-	  $$builder build --file $$part/Dockerfile --tag cacheaware/$$part:$(VERSION) --build-arg BASE=$(BASE) \
+	  compiler=; test $$part != engine || compiler="--build-arg COMPILER=$(COMPILER)"; \
+	  $$builder build --file $$part/Dockerfile --tag cacheaware/$$part:$(VERSION) --build-arg BASE=$(BASE) $$compiler \
 	    --build-arg PIP_ARGS="$(PIP_ARGS)" $(BUILD_ARGS) . || exit 1; \
 	done
 

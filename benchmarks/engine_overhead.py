@@ -25,6 +25,7 @@ from cacheaware_engine.runner import StepOutput
 from cacheaware_engine.sampling_params import SamplingParams
 from cacheaware_engine.step_plan import SequenceWork
 from cacheaware_engine.step_planner import StepPlanner
+from cacheaware_engine.step_reads import Native
 
 BLOCK_SIZE: Final = 16
 RUNNING: Final = 64
@@ -48,7 +49,7 @@ class Planner:
             kv_format=KvFormat(torch.float32, torch.float32), device=torch.device("cpu"),
         )  # fmt: skip
         store.gathered_slots = 4096  # as with the keys and values of a small model
-        self._planner = StepPlanner(store, torch.float32, COSTS, native_threads=torch.get_num_threads())
+        self._planner = StepPlanner(store, torch.float32, COSTS, native=Native(torch.get_num_threads(), chunks=True))
         self._logits = torch.zeros(RUNNING, 32)
 
     @torch.inference_mode()

@@ -107,6 +107,7 @@ class _Builder:
             "images",
             f"BUILDER={' '.join(self._storage)}",
             f"BASE={base}",
+            f"COMPILER={base}",
             f"BUILD_ARGS={' '.join(f'--volume {path}:{path}:ro' for path in _pip_paths())}",
         )
 

@@ -2,8 +2,8 @@
 
 Every row attends in parts, each of different keys, and the parts are merged by their log-sum-exp: a decode to what is
 its own, gathered with that of others, a chunk causally to itself, and rows of any kind to segments that they read
-together or in place. Where the native library is there, it does all of that for decodes in one call. What is read how
-is decided in `step_reads.py`.
+together or in place. Where the native library is there, it does all of that in one call. What is read how is decided in
+`step_reads.py`.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class PagedAttention:
         native: NativeAttention | None = None,
     ) -> None:
         """`windows` are those of the layers; `tasks` is how many calls' worth of work the device does at once.
-        `native` is what reads decodes if the plan says so."""
+        `native` reads what the plan says."""
         self._plan = plan
         self._store = store
         self._kernel = kernel
@@ -134,12 +134,12 @@ class PagedAttention:
         if reads.paged is None:
             return self._in_parts(layer, reads, 0, q, pairs, scale)
         assert self._native is not None, "this step was planned for the native library"
-        decodes = reads.paged.rows
+        first_rest = reads.paged.rows
         out = torch.empty(q.shape, dtype=torch.float32)
         self._native(layer, reads.paged, self._store, q, out, scale)
         out = out.to(q.dtype)
-        if decodes < len(q):
-            out[decodes:] = self._in_parts(layer, reads, decodes, q[decodes:], pairs[decodes:], scale)
+        if first_rest < len(q):
+            out[first_rest:] = self._in_parts(layer, reads, first_rest, q[first_rest:], pairs[first_rest:], scale)
         return out
 
     def _in_parts(

@@ -1,7 +1,7 @@
-"""Attention of decodes by the native library: how `paged_attention.cpp` is loaded, tried and called.
+"""Attention by the native library: how `paged_attention.cpp` is loaded and called.
 
 It reads blocks where they lie, with any form of keys and values that a store has, on the threads that torch computes
-with. What it cannot do (chunks of prompts, other devices) is `attention.py`'s.
+with. Other devices than a CPU are `attention.py`'s.
 """
 
 from __future__ import annotations

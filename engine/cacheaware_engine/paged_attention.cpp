@@ -1,14 +1,14 @@
-// Attention of decoding sequences over paged keys and values, on a CPU: blocks are read where they lie, and what several
-// sequences share is read once for all of them.
+// Attention over paged keys and values, on a CPU: blocks are read where they lie, and what several sequences share is read
+// once for all of them.
 //
-// The work is a list of pieces: some neighbouring rows attend to some neighbouring tokens of one block table. A piece and
-// a key head are one unit of work, which leaves the weighted sum of its values, its largest score and the sum of its
+// The work is a list of pieces: some neighbouring rows attend to some neighbouring tokens of one block table; of a
+// prompt's rows each sees one token more than the one before. A piece and a key head are one unit of work, which leaves the weighted sum of its values, its largest score and the sum of its
 // weights; when all are there, the parts of each row are merged (the split of FlashDecoding, arXiv:2307.08691, with the
 // online softmax of arXiv:1805.02867).
 //
-// Within a unit, tokens go in tiles. A tile's keys are turned around once, so that a vector holds one dimension of many
-// tokens, and then serve all queries; values are used as they are stored. Eight-bit numbers are widened on the way, and
-// their scales are applied to scores and weights, of which there are far fewer.
+// Within a unit, tokens go in tiles. For many queries a tile's keys are turned around, so that a vector holds one dimension
+// of many tokens, and few use them as they are stored. Eight-bit numbers are widened on the way, and their scales are
+// applied to scores and weights, of which there are far fewer.
 //
 // Plain C++17 with the vector extensions of GCC and Clang; built by `native_build.py`, called by `native_attention.py`.
 
@@ -135,13 +135,20 @@ inline Floats mixed(Floats one, Floats other, Ints lanes) {
 }
 
 template <int step>
-constexpr Ints turned(bool high) {
+inline Ints turned(bool high) {
   Ints lanes{};
   for (int i = 0; i < kLanes; ++i) {
     const bool of_other = (i & step) != 0;
     const int lane = high ? (of_other ? i : i + step) : (of_other ? i - step : i);
     lanes[i] = of_other ? kLanes + lane : lane;
   }
+  return lanes;
+}
+
+template <int step>
+inline Ints rolled() {
+  Ints lanes{};
+  for (int i = 0; i < kLanes; ++i) lanes[i] = (i + step) % kLanes;
   return lanes;
 }
 
@@ -182,10 +189,10 @@ inline __attribute__((always_inline)) Floats folded(Floats *square) {
   return square[0];
 }
 
+template <int step = kLanes / 2>
 inline float highest(Floats values) {
-  float found = values[0];
-  for (int i = 1; i < kLanes; ++i) found = std::max(found, values[i]);
-  return found;
+  if constexpr (step > 0) return highest<step / 2>(larger(values, mixed(values, values, rolled<step>())));
+  return values[0];
 }
 inline float total(Floats values) {
   float sum = 0;
@@ -198,6 +205,7 @@ struct Piece {
   int32_t table;  // where its block numbers begin in `tables`
   int32_t first, last;  // tokens first … last-1
   int32_t parts;  // rows of the pieces before it
+  int32_t from, to;  // of them row i sees those from `from` + i on, and before `to` + i
 };
 
 }  // namespace
@@ -223,6 +231,7 @@ namespace {
 struct Tile {
   int tokens;
   bool scaled;
+  int from, to;  // row i of the piece sees tokens from + i … to + i - 1 of it
   const void *keys[kTile], *values[kTile];  // of one head
   alignas(64) float key_scales[kTile], value_scales[kTile];
 };
@@ -302,10 +311,12 @@ inline void weigh(const Tile &tile, const float *weights, const float *kept, con
 }
 
 constexpr float kNothing = -1e30f;  // less than any score
+const Ints kPlaces = rolled<0>();
 
-// Adds one tile to what `count` queries, from the `first` of the unit on, have so far.
+// Adds one tile to what `count` queries, from the `first` of the unit on, have so far. What a row sees none of leaves
+// something all the same, which weighs e⁻⁶⁰ as soon as it has seen anything.
 template <class Stored, int count>
-void add(const Tile &tile, int head_dim, bool turned, int first, const Part *parts, Scratch &scratch) {
+void add(const Tile &tile, int head_dim, int group, bool turned, int first, const Part *parts, Scratch &scratch) {
   alignas(64) float scores[count * kTile];
   float kept[count];
   const float *queries = scratch.queries.data() + first * padded(head_dim);
@@ -316,10 +327,14 @@ void add(const Tile &tile, int head_dim, bool turned, int first, const Part *par
   for (int i = 0; i < count; ++i) {
     float *mine = scores + i * kTile, &largest = scratch.largest[first + i], *sums = scratch.sums.data() + (first + i) * kLanes;
     Floats most = every(kNothing);
+    const int row = (first + i) / group, from = tile.from + row, to = std::min(tile.to + row, tile.tokens);
     for (int token = 0; token < tile.tokens; token += kLanes) {
       Floats some = load(mine + token);
       if (tile.scaled) some *= load(tile.key_scales + token);
-      for (int lane = tile.tokens - token; lane < kLanes; ++lane) some[lane] = kNothing;
+      if (token < from || token + kLanes > to) {
+        const Ints place = kPlaces + token;
+        some = (place >= from) & (place < to) ? some : every(kNothing);
+      }
       store(mine + token, some);
       most = larger(most, some);
     }
@@ -370,12 +385,12 @@ void add_to_all(const Tile &tile, const Work &work, const Piece &piece, int kv_h
     for (int j = 0; j < count; ++j)
       parts[j] = part_of(work, piece.parts + (i + j) / group, kv_head * group + (i + j) % group);
     switch (count) {
-      case 1: add<Stored, 1>(tile, work.head_dim, turned, i, parts, scratch); break;
-      case 2: add<Stored, 2>(tile, work.head_dim, turned, i, parts, scratch); break;
-      case 3: add<Stored, 3>(tile, work.head_dim, turned, i, parts, scratch); break;
-      case 4: add<Stored, 4>(tile, work.head_dim, turned, i, parts, scratch); break;
-      case 5: add<Stored, 5>(tile, work.head_dim, turned, i, parts, scratch); break;
-      default: add<Stored, kQueries>(tile, work.head_dim, turned, i, parts, scratch);
+      case 1: add<Stored, 1>(tile, work.head_dim, group, turned, i, parts, scratch); break;
+      case 2: add<Stored, 2>(tile, work.head_dim, group, turned, i, parts, scratch); break;
+      case 3: add<Stored, 3>(tile, work.head_dim, group, turned, i, parts, scratch); break;
+      case 4: add<Stored, 4>(tile, work.head_dim, group, turned, i, parts, scratch); break;
+      case 5: add<Stored, 5>(tile, work.head_dim, group, turned, i, parts, scratch); break;
+      default: add<Stored, kQueries>(tile, work.head_dim, group, turned, i, parts, scratch);
     }
   }
 }
@@ -406,6 +421,7 @@ void attend(const Work &work, const Piece &piece, int kv_head, Scratch &scratch)
   tile.scaled = work.scales != nullptr;
   for (int first = piece.first; first < piece.last; first += kTile) {
     tile.tokens = std::min(kTile, piece.last - first);
+    tile.from = piece.from - first, tile.to = piece.to - first;
     for (int i = 0; i < tile.tokens; ++i) {
       const std::size_t row = (std::size_t(*block) * work.block_size + offset) * heads + kv_head;
       const Number *key = numbers + row * dims, *value = key + std::size_t(work.kv_heads) * dims;

@@ -23,6 +23,7 @@ from cacheaware_engine.network import Network
 from cacheaware_engine.settings import KvDtype
 from cacheaware_engine.step_plan import SequenceWork, Shared
 from cacheaware_engine.step_planner import StepPlanner
+from cacheaware_engine.step_reads import Native
 
 __all__ = ["ModelRunner", "SequenceWork", "StepOutput"]
 
@@ -75,9 +76,7 @@ class ModelRunner:
         if costs is None:
             costs = self._costs(model, cost_cache)
         self.costs = costs
-        self._planner = StepPlanner(
-            self._store, model.dtype, costs, self._windows, self._tasks if self.native else None
-        )
+        self._planner = StepPlanner(self._store, model.dtype, costs, self._windows, self._native_use)
 
     @torch.inference_mode()
     def forward(self, work: Sequence[SequenceWork]) -> StepOutput:
@@ -125,8 +124,13 @@ class ModelRunner:
 
     @property
     def native(self) -> bool:
-        """Whether the native library computes the attention of decodes."""
+        """Whether the native library computes attention: of decodes, and in float32 of prompts."""
         return self._native is not None
+
+    @property
+    def _native_use(self) -> Native | None:
+        # Of prompts in bfloat16 torch's operations are faster on processors that multiply it.
+        return Native(self._tasks, chunks=self._model.dtype == torch.float32) if self.native else None
 
     @property
     def _tasks(self) -> int:

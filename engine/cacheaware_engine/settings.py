@@ -39,7 +39,7 @@ class KvDtype(StrEnum):
 
 
 class AttentionBy(StrEnum):
-    """What computes the attention of decodes."""
+    """What computes attention on a CPU."""
 
     AUTO = "auto"  # the native library where it can be had
     NATIVE = "native"
@@ -94,8 +94,8 @@ class Settings:
     """Whether sequences with a common prefix read it together where that was measured to pay."""
 
     attention: AttentionBy = AttentionBy.AUTO
-    """What computes the attention of decodes. The native library reads blocks where they lie and is several times as
-    fast on a CPU; it needs a C++ compiler once, or an image that brings it."""
+    """What computes attention on a CPU. The native library reads blocks where they lie and is several times as fast; it
+    needs a C++ compiler once, or an image that brings it."""
 
     max_model_len: int | None = None
     """Longest prompt and output together, in tokens. None: the model's."""
@@ -291,7 +291,7 @@ def _parser() -> argparse.ArgumentParser:
         "--attention",
         choices=list(AttentionBy),
         default=AttentionBy.AUTO,
-        help="what computes the attention of decodes. native: our library for CPUs, built with c++ at the first start "
+        help="what computes attention. native: our library for CPUs, built with c++ at the first start "
         "unless an image brings it; torch: its operations; auto: native where it can be had (default)",
     )
     steps.add_argument(

@@ -67,12 +67,12 @@ class DecodeBucket:
 
 @dataclass(frozen=True, slots=True)
 class PagedReads:
-    """What the first `rows` rows, decodes all of them, read where it lies, in pieces: some neighbouring rows attend to
-    some neighbouring tokens. What a piece leaves of a row is a part. All tensors are int32.
+    """What the first `rows` rows read where it lies, in pieces: some neighbouring rows attend to some neighbouring
+    tokens. What a piece leaves of a row is a part. All tensors are int32.
     """
 
     rows: int
-    pieces: Tensor  # [pieces, 6]: first row, rows, where its table begins, first token, last + 1, parts before it
+    pieces: Tensor  # [pieces, 8]: the fields of `Piece` in `paged_attention.cpp`
     tables: Tensor  # block numbers, table by table
     row_parts: Tensor  # [parts] row by row
     row_starts: Tensor  # [rows + 1] where each row's begin in `row_parts`
@@ -96,8 +96,8 @@ class PrefillChunk:
 class Reads:
     """What layers with one window read in a step."""
 
-    paged: PagedReads | None  # all of the decodes, where the native library reads them; then there are no buckets
-    buckets: tuple[DecodeBucket, ...]
+    paged: PagedReads | None  # what the native library reads: of all rows, or of all decodes
+    buckets: tuple[DecodeBucket, ...]  # all of the decodes else
     chunks: tuple[PrefillChunk, ...]
     rounds: tuple[tuple[Segment, ...], ...]  # the segments of a round are of different rows
     tokens: int  # Σ over segments and sequences of stored tokens that are read

@@ -17,7 +17,7 @@ from cacheaware_engine.block_tables import BlockTable, BlockTables
 from cacheaware_engine.kv_store import KvStore
 from cacheaware_engine.prefix_groups import PrefixGroup, PrefixTree
 from cacheaware_engine.step_plan import SequenceWork, Shared, StepPlan, Window
-from cacheaware_engine.step_reads import Item, StepReads
+from cacheaware_engine.step_reads import Item, Native, StepReads
 
 
 class StepPlanner:
@@ -29,15 +29,15 @@ class StepPlanner:
         dtype: torch.dtype,
         costs: AttentionCosts,
         windows: Collection[Window] = (None,),
-        native_threads: int | None = None,
+        native: Native | None = None,
     ) -> None:
-        """`dtype` is that of scores' masks, the compute dtype; `windows` are those of layers. `native_threads` of the
-        native library read what decodes read; None: it is not used."""
+        """`dtype` is that of scores' masks, the compute dtype; `windows` are those of layers. `native` tells
+        what the native library is used for; None: for nothing."""
         self._store = store
         self._dtype = dtype
         self._costs = costs
         self._windows = frozenset(windows)
-        self._native_threads = native_threads
+        self._native = native
         self._tables = BlockTables(store.block_size, store.device)
         self._tree: PrefixTree | None = None  # of the step before
 
@@ -56,9 +56,7 @@ class StepPlanner:
             items[index].row = rows
             rows += items[index].rows
         groups = [*decode_groups, *chunk_groups]
-        reads = StepReads(
-            items, decodes, chunks, groups, tree, self._store, self._dtype, self._costs, self._native_threads
-        )
+        reads = StepReads(items, decodes, chunks, groups, tree, self._store, self._dtype, self._costs, self._native)
         order = [(work[index], items[index]) for index in (*decodes, *chunks)]
         sampled = [item.row + offset for item, one in zip(items, work, strict=True) for offset in one.wanted]
         return StepPlan(

@@ -54,11 +54,19 @@ class _Rest:
     tokens: int  # as many as there are slots; to ask a tensor takes longer than most of what is done with it
 
 
+@dataclass(frozen=True, slots=True)
+class Native:
+    """What the native library is used for: decodes, by so many threads, and perhaps prompts too."""
+
+    threads: int
+    chunks: bool
+
+
 @dataclass(slots=True)
 class StepReads:
     """A step's sequences in the order of their rows, and from them what each kind of layer reads.
 
-    `native_threads`: so many share what decodes read, if the native library reads it.
+    `native` tells what the native library reads, if it is there.
     """
 
     items: Sequence[Item]
@@ -69,7 +77,7 @@ class StepReads:
     store: KvStore
     dtype: torch.dtype
     costs: AttentionCosts
-    native_threads: int | None
+    native: Native | None
 
     def everything(self) -> Reads:
         """For layers in which a token attends to all before it."""
@@ -82,33 +90,34 @@ class StepReads:
             shared.update(dict.fromkeys(group.members, group.blocks))
             first, last = self.items[group.members[0]], self.items[group.members[-1]]
             tokens += group.blocks * size
-            if first.rows == 1 and self.native_threads:
-                place = self.decodes.index(group.members[0])
-                stretches.append(Stretch(first.row, last.last_row, place, 0, group.blocks * size))
+            if self._is_native(first):
+                stretches.append(Stretch(first.row, last.last_row, group.members[0], 0, group.blocks * size))
             else:
                 segments.extend(self._parts(first.table, first.row, last.last_row, 0, group.blocks))
         rests: list[_Rest] = []
-        for place, index in enumerate(self.decodes):
+        for index in self.decodes:
             item, begin = self.items[index], shared.get(index, 0) * size
             tokens += item.end - begin
-            if self.native_threads:
-                stretches.append(Stretch(item.row, item.last_row, place, begin, item.end))
+            if self._is_native(item):
+                stretches.append(Stretch(item.row, item.last_row, index, begin, item.end))
             else:
                 alone, rest = self._alone(item, begin // size)
                 segments.extend(alone)
                 rests.append(rest)
         chunks: list[PrefillChunk] = []
         for index in self.chunks:
-            item = self.items[index]
-            chunks.append(PrefillChunk(item.row, item.last_row))
-            begin = shared.get(index, 0)
+            item, begin = self.items[index], shared.get(index, 0)
             tokens += item.start - begin * size
+            if self._is_native(item):
+                stretches.append(Stretch(item.row, item.last_row, index, begin * size, item.end, item.start))
+                continue
+            chunks.append(PrefillChunk(item.row, item.last_row))
             segments.extend(self._parts(item.table, item.row, item.last_row, begin, item.full))
             if item.start % size:
                 begin = item.table.blocks[item.full] * size
                 segments.append(Segment(item.row, item.last_row, Run(begin, begin + item.start % size)))
         in_place = sum([len(segment.part) for segment in segments if isinstance(segment.part, Run)])
-        in_place += sum([stretch.last - stretch.first for stretch in stretches])
+        in_place += sum([stretch.stored for stretch in stretches])
         return Reads(
             paged=self._paged(stretches),
             buckets=self._buckets(rests),
@@ -128,11 +137,11 @@ class StepReads:
         stretches: list[Stretch] = []
         seen: set[int] = set()
         tokens = 0
-        for place, index in enumerate(self.decodes):
+        for index in self.decodes:
             item = self.items[index]
             low = max(0, item.end - window)
-            if self.native_threads:
-                stretches.append(Stretch(item.row, item.last_row, place, low, item.end))
+            if self._is_native(item):
+                stretches.append(Stretch(item.row, item.last_row, index, low, item.end))
             else:
                 rests.append(_Rest(item.row, item.table.slots(low, item.end), item.end - low))
             seen.update(item.table.blocks[low // size : -(-item.end // size)])
@@ -140,6 +149,11 @@ class StepReads:
         for index in self.chunks:
             item = self.items[index]
             low = max(0, item.start + 1 - window)
+            if self._is_native(item):
+                stretches.append(Stretch(item.row, item.last_row, index, low, item.end, item.start, window))
+                seen.update(item.table.blocks[low // size : -(-item.start // size)])
+                tokens += item.start - low
+                continue
             before = item.table.slots(low, item.start) if item.start > low else None
             chunks.append(PrefillChunk(item.row, item.last_row, before, self._window_mask(item, low, window)))
             seen.update(item.table.blocks[low // size : -(-item.start // size)])
@@ -151,14 +165,17 @@ class StepReads:
             rounds=(),
             tokens=tokens,
             unique_tokens=min(tokens, len(seen) * size),
-            tokens_in_place=sum([stretch.last - stretch.first for stretch in stretches]),
+            tokens_in_place=sum([stretch.stored for stretch in stretches]),
         )
 
+    def _is_native(self, item: Item) -> bool:
+        return self.native is not None and (item.rows == 1 or self.native.chunks)
+
     def _paged(self, stretches: Sequence[Stretch]) -> PagedReads | None:
-        if not stretches or not self.native_threads:
+        if self.native is None or not stretches:
             return None
-        tables = [self.items[index].table.numbers for index in self.decodes]
-        return paged_reads(stretches, tables, self.store.kv_heads, self.native_threads)
+        tables = [item.table.numbers for item in self.items]
+        return paged_reads(stretches, tables, self.store.kv_heads, self.native.threads)
 
     def _alone(self, item: Item, begin: int) -> tuple[list[Segment], _Rest]:
         """What one decode reads for itself, from block `begin` on: stretches in place, and the rest."""

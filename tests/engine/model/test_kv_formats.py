@@ -19,6 +19,7 @@ from cacheaware_engine.kv_reads import Run
 from cacheaware_engine.kv_store import KvStore
 from cacheaware_engine.loader import LoadedModel, load_model
 from cacheaware_engine.model_source import fetch
+from cacheaware_engine.native_attention import NativeAttention
 from cacheaware_engine.runner import ModelRunner, SequenceWork
 from cacheaware_engine.settings import DType, KvDtype
 from cacheaware_engine.testing import native_here
@@ -68,17 +69,19 @@ def test_int8_holds_almost_four_times_the_tokens_of_float32() -> None:
     assert full / small >= 3.7
 
 
+@pytest.mark.parametrize("native", [pytest.param(None, id="torch"), pytest.param(native_here(), id="native")])
 @pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
-def test_sharing_reads_what_reading_separately_reads(tiny: Tiny, kv_dtype: KvDtype) -> None:
+def test_sharing_reads_what_reading_separately_reads(
+    tiny: Tiny, kv_dtype: KvDtype, native: NativeAttention | None
+) -> None:
     """Lossy storage is lossy once: how it is read changes nothing."""
     logits = []
-    for costs, native in ((SEPARATELY, None), (TOGETHER, None), (TOGETHER, native_here()), (SEPARATELY, native_here())):
+    for costs in (TOGETHER, SEPARATELY):
         runner = ModelRunner(tiny("llama-gqa").ours.network, 40, 4, kv_dtype=kv_dtype, costs=costs, native=native)
         runner.forward([SequenceWork([5] * 24, 0, range(6), sample=False)])
         work = [SequenceWork([9 + i], 24, [*range(6), 10 + i], sample=True) for i in range(3)]
         logits.append(runner.forward(work).logits)
-    for other in logits[1:]:
-        torch.testing.assert_close(other, logits[0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=0)
 
 
 # -- what a real model says with it ------------------------------------------------------------------------------------

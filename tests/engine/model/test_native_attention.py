@@ -21,6 +21,7 @@ from cacheaware_engine.native_attention import NativeAttention
 from cacheaware_engine.settings import KvDtype
 from cacheaware_engine.step_plan import SequenceWork
 from cacheaware_engine.step_planner import StepPlanner
+from cacheaware_engine.step_reads import Native
 from cacheaware_engine.testing import native_here
 
 
@@ -39,7 +40,8 @@ class Case:
     head_dim: int
     block_size: int
     prefix: int  # blocks that all share
-    own: tuple[int, ...]  # tokens of each sequence behind it, its newest one among them
+    own: tuple[tuple[int, int], ...]  # of each sequence: tokens behind it, and how many more the step adds
+    chunks: bool  # prompts too
     window: int | None
     threads: int
     scale: float | None
@@ -77,6 +79,7 @@ def store_of(
     )
 
 
+own = st.tuples(st.integers(0, 200), st.sampled_from([1, 1, 2, 66, 150]))
 cases = st.builds(
     Case,
     form=st.sampled_from(FORMS),
@@ -84,7 +87,10 @@ cases = st.builds(
     head_dim=st.sampled_from([1, 6, 8, 16, 20, 40, 64, 80, 128, 256]),
     block_size=st.sampled_from([1, 3, 16]),
     prefix=st.sampled_from([0, 0, 1, 9]),
-    own=st.lists(st.integers(1, 200), min_size=1, max_size=6).map(tuple),
+    own=st.lists(st.tuples(st.integers(0, 200), st.sampled_from([1, 1, 2, 66, 150])), min_size=1, max_size=6).map(
+        tuple
+    ),
+    chunks=st.just(True),
     window=st.sampled_from([None, None, 1, 5, 70]),
     threads=st.sampled_from([1, 2, 3]),
     scale=st.sampled_from([None, 0.1]),
@@ -101,16 +107,20 @@ def test_computes_the_definition(case: Case, sharing: bool) -> None:
     random = torch.Generator().manual_seed(case.seed)
     kv_heads, group = case.heads
     size, compute = case.block_size, case.form[1]
-    lengths = [case.prefix * size + own for own in case.own]
-    store, tables = stored(case, lengths, random)
-    q = torch.randn(len(lengths), kv_heads * group, case.head_dim, generator=random).to(compute)
-    newest = torch.randn(len(lengths), 2, kv_heads, case.head_dim, generator=random).to(compute)
-    work = [SequenceWork([0], length - 1, table, True) for length, table in zip(lengths, tables, strict=True)]
+    starts = [case.prefix * size + own for own, _ in case.own]
+    ends = [start + added for start, (_, added) in zip(starts, case.own, strict=True)]
+    store, tables = stored(case, ends, random)
+    rows = sum(added for _, added in case.own)
+    q = torch.randn(rows, kv_heads * group, case.head_dim, generator=random).to(compute)
+    newest = torch.randn(rows, 2, kv_heads, case.head_dim, generator=random).to(compute)
+    work = [
+        SequenceWork([0] * (end - start), start, table, True)
+        for start, end, table in zip(starts, ends, tables, strict=True)
+    ]
     costs = TOGETHER if sharing else SEPARATELY
-    planner = StepPlanner(store, compute, costs, [case.window], native_threads=case.threads)
+    chunks = case.chunks or store.format.quantised  # torch's operations take what a prompt adds as it was computed
+    planner = StepPlanner(store, compute, costs, [case.window], native=Native(case.threads, chunks))
     plan = planner.plan(work)
-    written = [int(slot) // size for slot in plan.slots]
-    order = [written.index(table[(length - 1) // size]) for table, length in zip(tables, lengths, strict=True)]
     threads = torch.get_num_threads()
     torch.set_num_threads(case.threads)
     try:
@@ -120,13 +130,16 @@ def test_computes_the_definition(case: Case, sharing: bool) -> None:
         torch.set_num_threads(threads)
     numbers, scales = store.stored(0)
     kept = numbers.view(store.format.storage).double() * (1.0 if scales is None else scales.double())
-    for table, length, row in zip(tables, lengths, order, strict=True):
-        low = 0 if case.window is None else max(0, length - case.window)
-        slots = [table[token // size] * size + token % size for token in range(low, length)]
-        pairs = kept[slots].view(len(slots), 2, kv_heads, case.head_dim)
-        expected = defined(q[row], pairs, case.scale)
-        rounding = 2**-8 if compute is torch.bfloat16 else 0.0
-        torch.testing.assert_close(out[row].double(), expected, atol=5e-5, rtol=rounding)
+    row_of = {int(slot): row for row, slot in enumerate(plan.slots)}
+    rounding = 2**-8 if compute is torch.bfloat16 else 0.0
+    for table, start, end in zip(tables, starts, ends, strict=True):
+        slots = [table[token // size] * size + token % size for token in range(end)]
+        for token in range(start, end):
+            low = 0 if case.window is None else max(0, token + 1 - case.window)
+            pairs = kept[slots[low : token + 1]].view(-1, 2, kv_heads, case.head_dim)
+            row = row_of[slots[token]]
+            expected = defined(q[row], pairs, case.scale)
+            torch.testing.assert_close(out[row].double(), expected, atol=5e-5, rtol=rounding)
 
 
 def stored(case: Case, lengths: list[int], random: torch.Generator) -> tuple[KvStore, list[list[int]]]:
@@ -163,9 +176,8 @@ def test_scores_far_apart_leave_no_trace_but_the_largest(native: NativeAttention
     pairs = torch.full((100, 2, 1, 16), -300.0)
     pairs[37] = 300.0
     store.write(0, torch.arange(100), pairs)
-    plan = StepPlanner(store, torch.float32, SEPARATELY, native_threads=1).plan(
-        [SequenceWork([0], 99, range(25), True)]
-    )
+    work = [SequenceWork([0], 99, range(25), True)]
+    plan = StepPlanner(store, torch.float32, SEPARATELY, native=Native(1, chunks=True)).plan(work)
     attention = PagedAttention(plan, store, matmul_attention, [None], native=native)
     out = attention(0, torch.full((1, 2, 16), 100.0), pairs[99:])
     torch.testing.assert_close(out, torch.full((1, 2, 16), 300.0))
@@ -177,7 +189,7 @@ def test_queries_may_lie_between_other_numbers(native: NativeAttention) -> None:
     store.write(0, torch.arange(32), torch.randn(32, 2, 2, 8))
     work = [SequenceWork([0], 9, range(3), True), SequenceWork([0], 6, [5, 4], True)]
     row = torch.randn(2, 4 + 4, 8)
-    plan = StepPlanner(store, torch.float32, SEPARATELY, native_threads=1).plan(work)
+    plan = StepPlanner(store, torch.float32, SEPARATELY, native=Native(1, chunks=True)).plan(work)
     pairs = row[:, 4:].view(2, 2, 2, 8)
     attention = PagedAttention(plan, store, matmul_attention, [None], native=native)
     torch.testing.assert_close(attention(0, row[:, :4], pairs), attention(0, row[:, :4].clone(), pairs), rtol=0, atol=0)

@@ -25,28 +25,46 @@ def steps(draw: st.DrawFn) -> list[Stretch]:
             Stretch(member, member + 1, member, prefix, prefix + tokens) for member, tokens in enumerate(own, row)
         )
         row += members
+    for _ in range(draw(st.integers(0, 3))):  # prompts
+        added, start, window = (
+            draw(st.integers(1, 200)),
+            draw(st.integers(0, 300)),
+            draw(st.sampled_from([None, 1, 90])),
+        )
+        first = 0 if window is None else max(0, start + 1 - window)
+        stretches.append(Stretch(row, row + added, row, first, start + added, start, window))
+        row += added
     return stretches
+
+
+def seen(stretch: Stretch, row: int) -> range:
+    if stretch.start is None:
+        return range(stretch.first, stretch.last)
+    position = stretch.start + row - stretch.first_row
+    first = stretch.first if stretch.window is None else max(stretch.first, position + 1 - stretch.window)
+    return range(first, position + 1)
 
 
 @given(stretches=steps(), kv_heads=st.integers(1, 8), threads=st.integers(1, 64))
 def test_pieces_are_all_tokens_of_all_rows_and_each_once(stretches: list[Stretch], kv_heads: int, threads: int) -> None:
     rows = max(stretch.last_row for stretch in stretches)
-    tables = [torch.full((200,), row, dtype=torch.int32) for row in range(rows)]
+    tables = [torch.full((2,), row, dtype=torch.int32) for row in range(rows)]
     reads = paged_reads(stretches, tables, kv_heads, threads)
     asked = Counter(
         (row, stretch.table, token)
         for stretch in stretches
         for row in range(stretch.first_row, stretch.last_row)
-        for token in range(stretch.first, stretch.last)
+        for token in seen(stretch, row)
     )
     found: Counter[tuple[int, int, int]] = Counter()
     part_of: dict[int, int] = {}  # part -> row
-    for first_row, members, table, first, last, before in reads.pieces.tolist():
+    for first_row, members, table, first, last, before, low, high in reads.pieces.tolist():
         for row in range(first_row, first_row + members):
             part = before + row - first_row
             assert part not in part_of
             part_of[part] = row
-            found.update((row, int(reads.tables[table]), token) for token in range(first, last))
+            sees = range(max(first, low + row - first_row), min(last, high + row - first_row))
+            found.update((row, int(reads.tables[table]), token) for token in sees)
     assert found == asked
     assert sorted(part_of) == list(range(reads.parts))
     starts = reads.row_starts.tolist()
