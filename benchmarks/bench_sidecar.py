@@ -39,6 +39,7 @@ TWO_KB = "A prompt of two thousand bytes. " * 64
 LARGE = "The quick brown fox jumps over the lazy dog; " * 78_000  # 3.5 MB
 CHUNKS_PER_SECOND = 20
 STREAMS = 1000
+CROWD, CROWD_STREAMS, CROWD_CHUNKS = 200, 300, 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,29 @@ async def many_streams(engine: Subject, subjects: Sequence[Subject], size: Size)
     return rows
 
 
+async def crowd(subjects: Sequence[Subject], size: Size) -> list[Row]:
+    """Many requests at once beside running streams, on new connections and then on the same: what the streams feel."""
+    stream, small = chat("Hi", stream=(CROWD_CHUNKS, 1 / CHUNKS_PER_SECOND)), chat("Hi")
+    worst: dict[str, list[float]] = {subject.name: [] for subject in subjects}
+    for _ in range(min(3, size.rounds)):
+        for subject in subjects:
+            streams, others = Connections(subject.url), Connections(subject.url)
+            running = []
+            for _ in range(CROWD_STREAMS):
+                running.append(asyncio.create_task(streams.ask(request(subject.url, stream))))
+                await asyncio.sleep(0.004)
+            for _ in range(2):
+                await asyncio.sleep(0.5)
+                await asyncio.gather(*(others.ask(request(subject.url, small)) for _ in range(CROWD)))
+            answers = good(await asyncio.gather(*running), subject.name)
+            worst[subject.name].append(percentile([1000 * max(each.delays) for each in answers], 50))
+            streams.close()
+            others.close()
+            await asyncio.sleep(1)  # idle connections to the engine are dropped meanwhile
+    what = f"{CROWD} requests at once beside {CROWD_STREAMS} streams: the worst delay of a stream's chunks, median"
+    return _rows(subjects, what, "ms", [statistics.median(worst[each.name]) for each in subjects])
+
+
 async def large_prompt(engine: Subject, subjects: Sequence[Subject], size: Size) -> list[Row]:
     """One at a time, while another connection asks for the health every millisecond: what the others feel."""
     body = chat(LARGE)
@@ -243,6 +267,7 @@ async def measure(report: Report, size: Size, routers: Sequence[str], only: str 
                 "latency": lambda: added_latency(engine, subjects, size),
                 "saturation": lambda: saturation(subjects, size),
                 "streams": lambda: many_streams(engine, subjects, size),
+                "crowd": lambda: crowd(subjects, size),
                 "large": lambda: large_prompt(engine, subjects, size),
                 "turns": lambda: blocked_loop(engine, folder, size),
             }
@@ -256,7 +281,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_sidecar", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="at most two minutes, for CI: rougher figures")
     parser.add_argument("--no-rivals", action="store_true", help="ours alone")
-    parser.add_argument("--only", choices=("latency", "saturation", "streams", "large", "turns"), help="one part of it")
+    parser.add_argument(
+        "--only", choices=("latency", "saturation", "streams", "crowd", "large", "turns"), help="one part of it"
+    )
     parser.add_argument("--pip-arg", action="append", default=[], help="for pip, which installs the rivals; repeatable")
     arguments = parser.parse_args()
     report = Report("sidecar", ["cacheaware", "aiohttp", "uvloop"], quick=arguments.quick)
