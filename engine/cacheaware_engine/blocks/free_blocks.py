@@ -1,10 +1,9 @@
 """Which blocks are free, and which of them to give next, so that a sequence's blocks lie side by side.
 
-A sequence goes on where its last block ends, if that is free. A new one starts in the longest free stretch, at the
-roundest number from which it fits: the sequence before it can grow too, and sequences that came one after the other
-start at even distances, so that they can be read as one tensor without a copy. Stretches can be set aside for a group
-that is expected to grow; whoever else needs a block takes from them when nothing else is free, before anything is
-evicted. Order only: whether a block may be had at all is decided elsewhere.
+A sequence goes on where its last block ends, if that is free. A new one starts in the longest free stretch, with half
+of what it does not need before it: the sequence there can grow too. Stretches can be set aside for a group that is
+expected to grow; whoever else needs a block takes from them when nothing else is free, before anything is evicted.
+Order only: whether a block may be had at all is decided elsewhere.
 
 `FreeStack` is for an engine to which it means nothing where blocks lie: what was freed last is given first.
 """
@@ -91,13 +90,6 @@ class Extents:
         del self._ends[start]
 
 
-def most_aligned(low: int, high: int) -> int:
-    """Of low … high, the number that the largest power of two divides."""
-    while high and (rounder := high & (high - 1)) >= low:
-        high = rounder
-    return high
-
-
 class FreeBlocks:
     """All free blocks of a cache, those that are set aside among them."""
 
@@ -139,7 +131,7 @@ class FreeBlocks:
                     return BlockId(after + 1)
         extents = own or self._open or next(iter(self._soonest()))
         start, end = extents.longest()
-        block = most_aligned(start, max(start, end - more)) if extents is self._open else start
+        block = start + max(0, end - start - more) // 2 if extents is self._open else start
         extents.take(block)
         return BlockId(block)
 

@@ -6,13 +6,12 @@ import itertools
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cacheaware_api.wire import GroupHint, Hints
 from cacheaware_engine.blocks import Admitted, BlockId, BlockKey, BlockPool, Grown, Request
-from cacheaware_engine.blocks.free_blocks import FreeBlocks, most_aligned
+from cacheaware_engine.blocks.free_blocks import FreeBlocks
 
 CAPACITY = 24
 GROUPS = st.sampled_from(["a", "b"])
@@ -116,13 +115,6 @@ def test_requests_that_grow_together_stay_in_one_piece_each() -> None:
     assert (layout.sequences, layout.extents) == (2, 2)
 
 
-def test_requests_of_one_size_start_at_even_distances() -> None:
-    """So attention can read them as one tensor."""
-    blocks = pool(64)
-    starts = sorted(admitted(blocks, request(f"r{turn}", 5)).tables[0][0] for turn in range(8))
-    assert starts == list(range(0, 64, 8))
-
-
 def test_what_was_evicted_block_by_block_is_given_in_one_piece() -> None:
     """A cache in use has no free block: each is evicted for the one that is asked for, the end of a sequence first."""
     clock = itertools.count()
@@ -135,13 +127,6 @@ def test_what_was_evicted_block_by_block_is_given_in_one_piece() -> None:
     assert blocks.ledger().free == 0
     assert pieces(admitted(blocks, request("new", 7, most=7))) == 1
     blocks.check_integrity()
-
-
-@given(st.integers(0, 200), st.integers(0, 200))
-def test_the_roundest_number_is_the_one_that_the_largest_power_of_two_divides(one: int, other: int) -> None:
-    low, high = sorted((one, other))
-    powers = {number: number & -number if number else 256 for number in range(low, high + 1)}
-    assert powers[most_aligned(low, high)] == max(powers.values())
 
 
 def test_pieces_that_are_too_small_are_used_all_the_same() -> None:

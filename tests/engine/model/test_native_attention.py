@@ -40,7 +40,7 @@ class Case:
     head_dim: int
     block_size: int
     prefix: int  # blocks that all share
-    own: tuple[tuple[int, int], ...]  # of each sequence: tokens behind it, and how many more the step adds
+    own: tuple[tuple[int, int], ...]  # of each sequence: tokens behind the prefix, and how many more the step adds
     chunks: bool  # prompts too
     window: int | None
     threads: int
@@ -87,10 +87,8 @@ cases = st.builds(
     head_dim=st.sampled_from([1, 6, 8, 16, 20, 40, 64, 80, 128, 256]),
     block_size=st.sampled_from([1, 3, 16]),
     prefix=st.sampled_from([0, 0, 1, 9]),
-    own=st.lists(st.tuples(st.integers(0, 200), st.sampled_from([1, 1, 2, 66, 150])), min_size=1, max_size=6).map(
-        tuple
-    ),
-    chunks=st.just(True),
+    own=st.lists(own, min_size=1, max_size=6).map(tuple),
+    chunks=st.booleans(),
     window=st.sampled_from([None, None, 1, 5, 70]),
     threads=st.sampled_from([1, 2, 3]),
     scale=st.sampled_from([None, 0.1]),
@@ -98,7 +96,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=cases, sharing=st.booleans())
 def test_computes_the_definition(case: Case, sharing: bool) -> None:
     native = native_here()
@@ -131,7 +129,9 @@ def test_computes_the_definition(case: Case, sharing: bool) -> None:
     numbers, scales = store.stored(0)
     kept = numbers.view(store.format.storage).double() * (1.0 if scales is None else scales.double())
     row_of = {int(slot): row for row, slot in enumerate(plan.slots)}
-    rounding = 2**-8 if compute is torch.bfloat16 else 0.0
+    near, rounding = 5e-5, 0.0
+    if compute is torch.bfloat16:  # the result is rounded, and torch's operations round the parts that they merge
+        near, rounding = (5e-5, 2**-8) if chunks else (2e-2, 2**-6)
     for table, start, end in zip(tables, starts, ends, strict=True):
         slots = [table[token // size] * size + token % size for token in range(end)]
         for token in range(start, end):
@@ -139,7 +139,7 @@ def test_computes_the_definition(case: Case, sharing: bool) -> None:
             pairs = kept[slots[low : token + 1]].view(-1, 2, kv_heads, case.head_dim)
             row = row_of[slots[token]]
             expected = defined(q[row], pairs, case.scale)
-            torch.testing.assert_close(out[row].double(), expected, atol=5e-5, rtol=rounding)
+            torch.testing.assert_close(out[row].double(), expected, atol=near, rtol=rounding)
 
 
 def stored(case: Case, lengths: list[int], random: torch.Generator) -> tuple[KvStore, list[list[int]]]:
