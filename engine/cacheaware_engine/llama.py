@@ -40,6 +40,7 @@ class Llama:
     norm: Tensor  # [hidden]
     head: Linear  # hidden -> vocab
     frequencies: Tensor  # [head_dim / 2] radians per position
+    epsilon: Tensor  # [] fp32, of the norms
 
     @property
     def shape(self) -> AttentionShape:
@@ -68,10 +69,15 @@ class Llama:
                 k.copy_(self._normed(k, layer.k_norm))
             rotate_(heads[:, :rotated], turn)
             pairs = heads[:, config.num_heads :].view(len(tokens), 2, config.num_kv_heads, config.head_dim)
-            x = x + layer.output(attend(index, q, pairs).flatten(1))
+            x = layer.output.onto(x, attend(index, q, pairs).flatten(1))
             gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
-            x = x + layer.down(functional.silu(gate).mul_(up))
+            x = layer.down.onto(x, functional.silu(gate).mul_(up))
         return self.head(self._normed(x[rows], self.norm)).float()
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+        # On a CPU torch's own takes twice as long for one row and fifteen times as long for 512.
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = torch.addcmul(self.epsilon, norm, norm, value=1 / x.shape[-1]).rsqrt_()
+        return (x * scale).mul_(weight)

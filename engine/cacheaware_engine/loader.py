@@ -205,6 +205,7 @@ def _assemble(take: _Taker, config: ModelConfig) -> Llama:
         norm=take("model.norm.weight", config.hidden_size),
         head=Linear(head),
         frequencies=inverse_frequencies(config.rope, config.head_dim).to(take.device),
+        epsilon=torch.tensor(config.rms_norm_eps, dtype=torch.float32, device=take.device),
     )
 
 

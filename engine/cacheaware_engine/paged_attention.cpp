@@ -2,13 +2,13 @@
 // once for all of them.
 //
 // The work is a list of pieces: some neighbouring rows attend to some neighbouring tokens of one block table; of a
-// prompt's rows each sees one token more than the one before. A piece and a key head are one unit of work, which leaves the weighted sum of its values, its largest score and the sum of its
-// weights; when all are there, the parts of each row are merged (the split of FlashDecoding, arXiv:2307.08691, with the
-// online softmax of arXiv:1805.02867).
+// prompt's rows each sees one token more than the one before. A piece and a key head are one unit of work, which leaves
+// the weighted sum of its values, its largest score and the sum of its weights; when all are there, the parts of each row
+// are merged (the split of FlashDecoding, arXiv:2307.08691, with the online softmax of arXiv:1805.02867).
 //
-// Within a unit, tokens go in tiles. For many queries a tile's keys are turned around, so that a vector holds one dimension
-// of many tokens, and few use them as they are stored. Eight-bit numbers are widened on the way, and their scales are
-// applied to scores and weights, of which there are far fewer.
+// Within a unit, tokens go in tiles. Few queries use a tile's keys as they are stored; for many they are turned around
+// once, so that a vector holds one dimension of many tokens. Eight-bit numbers are widened on the way, and their scales
+// are applied to scores and weights, of which there are far fewer.
 //
 // Plain C++17 with the vector extensions of GCC and Clang; built by `native_build.py`, called by `native_attention.py`.
 
@@ -325,7 +325,8 @@ void add(const Tile &tile, int head_dim, int group, bool turned, int first, cons
   else
     score<Stored, count>(tile, queries, head_dim, scores);
   for (int i = 0; i < count; ++i) {
-    float *mine = scores + i * kTile, &largest = scratch.largest[first + i], *sums = scratch.sums.data() + (first + i) * kLanes;
+    float *mine = scores + i * kTile, *sums = scratch.sums.data() + (first + i) * kLanes;
+    float &largest = scratch.largest[first + i];
     Floats most = every(kNothing);
     const int row = (first + i) / group, from = tile.from + row, to = std::min(tile.to + row, tile.tokens);
     for (int token = 0; token < tile.tokens; token += kLanes) {

@@ -180,6 +180,9 @@ def test_weights_multiply_the_same_in_any_form(monkeypatch: pytest.MonkeyPatch, 
     weight, bias, x = random(10, 6), random(10), random(rows, 6)
     torch.testing.assert_close(Linear(weight)(x), x @ weight.T, atol=1e-5, rtol=0)
     torch.testing.assert_close(Linear(weight, bias)(x), x @ weight.T + bias, atol=1e-5, rtol=0)
+    before = random(rows, 10)
+    torch.testing.assert_close(Linear(weight).onto(before, x), before + x @ weight.T, atol=1e-5, rtol=0)
+    torch.testing.assert_close(Linear(weight, bias).onto(before, x), before + x @ weight.T + bias, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
