@@ -1,7 +1,8 @@
 """What a step's rows read of stored keys and values, for layers that attend to everything and for those with a window.
 
-Parts that several rows read are segments; the rest of the decodes is gathered in buckets of similar length, so that one
-long context does not make every other one as long.
+What the native library reads are stretches of block tables, whoever reads them (`paged_reads.py`). For torch's operations,
+parts that several rows read are segments, and the rest of the decodes is gathered in buckets of similar length, so that
+one long context does not make every other one as long.
 """
 
 from __future__ import annotations
@@ -151,11 +152,9 @@ class StepReads:
             low = max(0, item.start + 1 - window)
             if self._is_native(item):
                 stretches.append(Stretch(item.row, item.last_row, index, low, item.end, item.start, window))
-                seen.update(item.table.blocks[low // size : -(-item.start // size)])
-                tokens += item.start - low
-                continue
-            before = item.table.slots(low, item.start) if item.start > low else None
-            chunks.append(PrefillChunk(item.row, item.last_row, before, self._window_mask(item, low, window)))
+            else:
+                before = item.table.slots(low, item.start) if item.start > low else None
+                chunks.append(PrefillChunk(item.row, item.last_row, before, self._window_mask(item, low, window)))
             seen.update(item.table.blocks[low // size : -(-item.start // size)])
             tokens += item.start - low
         return Reads(
