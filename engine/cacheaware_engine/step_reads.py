@@ -1,8 +1,8 @@
 """What a step's rows read of stored keys and values, for layers that attend to everything and for those with a window.
 
-What the native library reads are stretches of block tables, whoever reads them (`paged_reads.py`). For torch's operations,
-parts that several rows read are segments, and the rest of the decodes is gathered in buckets of similar length, so that
-one long context does not make every other one as long.
+What the native library reads are stretches of block tables, whoever reads them (`paged_reads.py`). For torch's
+operations, parts that several rows read are segments, and the rest of the decodes is gathered in buckets of similar
+length, so that one long context does not make every other one as long.
 """
 
 from __future__ import annotations
