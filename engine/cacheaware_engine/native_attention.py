@@ -7,7 +7,6 @@ with. Other devices than a CPU are `attention.py`'s.
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from pathlib import Path
 from typing import Final
@@ -96,9 +95,3 @@ class NativeAttention:
             scale if scale is not None else 1 / math.sqrt(head_dim),
         )
         self._library.attend_paged(ctypes.byref(work))
-
-
-@functools.cache
-def loaded(path: Path) -> NativeAttention:
-    """The library in this file, once a process. Raises NoNativeAttention."""
-    return NativeAttention(path)

@@ -25,7 +25,7 @@ from .loader import load_model, weight_bytes
 from .logs import values
 from .metrics import Metrics
 from .model_config import DecoderConfig, read_config
-from .native_attention import NativeAttention, loaded
+from .native_attention import NativeAttention
 from .openai_requests import Limits
 from .runner import ModelRunner
 from .settings import AttentionBy, Settings
@@ -115,7 +115,7 @@ def native_attention(asked: AttentionBy) -> NativeAttention | None:
             model_source.default_cache_dir() / "native",
             on_build=lambda: log.info("building the native attention for this processor, once: some ten seconds"),
         )
-        return loaded(path)
+        return NativeAttention(path)
     except NoNativeAttention as error:
         if asked is AttentionBy.NATIVE:
             raise
