@@ -168,10 +168,11 @@ class ServingSpace(Space):
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def ready_pods(self, name: str = "chat") -> list[Object]:
+        """Of a pod that was just made, the kubelet has not said anything yet."""
         return [
             pod
             for pod in self.pods(name)
-            if any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"]["conditions"])
+            if any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ()))
         ]
 
     def restarts(self, name: str = "chat") -> dict[str, int]:
@@ -179,7 +180,8 @@ class ServingSpace(Space):
         return {
             f"{pod['metadata']['uid']}/{each['name']}": each["restartCount"]
             for pod in self.pods(name)
-            for each in (*pod["status"]["initContainerStatuses"], *pod["status"]["containerStatuses"])
+            for kind in ("initContainerStatuses", "containerStatuses")
+            for each in pod["status"].get(kind, ())
         }
 
     # -- callers ------------------------------------------------------------------------------------------------------
