@@ -75,7 +75,7 @@ def test_a_failed_request_misses_its_sla_and_is_counted() -> None:
 
 def test_every_promise_holds_on_a_good_run_and_each_can_fail() -> None:
     assert all(met for _, met in report("?", "!", GOOD, SLA).checks())
-    swapped = [GOOD[0], run("off", *GOOD[2].served), run("on", *GOOD[1].served)]
+    swapped = [GOOD[0], run("off", *GOOD[2].served), with_company(run("on", *GOOD[1].served), held(60))]
     broken = [what for what, met in report("?", "!", swapped, SLA).checks() if not met]
     assert len(broken) == 6  # all but throughput and failures, which these runs have in common
 
@@ -85,6 +85,13 @@ def test_only_who_waited_until_the_prefix_was_there_counts_as_company() -> None:
     assert (found.requests, found.held_ms) == (2, 120.0)
     assert found.hit_percent == pytest.approx(65)
     assert Company.of([]) == Company(0, None, None)
+
+
+def test_where_nobody_waits_for_company_no_promise_is_broken() -> None:
+    alone = [*GOOD[:2], run("on", served("gold", 0.2, 78), served("bronze", 3.0, 0))]
+    told = report("?", "!", alone, SLA)
+    assert all(met for _, met in told.checks())
+    assert told.company_sentence() == "No request waited for another one with the same start."
 
 
 def test_company_that_found_little_cached_breaks_the_promise() -> None:

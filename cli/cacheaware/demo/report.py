@@ -134,15 +134,18 @@ class Report:
         found = self.company()
         if not found.requests:
             return "No request waited for another one with the same start."
+        requests = "1 request" if found.requests == 1 else f"{found.requests} requests"
         return (
-            f"Silver's readers share documents: {found.requests} requests waited {found.held_ms:.0f} ms (median) until "
-            f"theirs was computed once, and found {_percent(found.hit_percent)} of their prompts cached."
+            f"Silver's readers share documents: {requests} waited {found.held_ms:.0f} ms (median) until theirs was "
+            f"computed once, and found {_percent(found.hit_percent)} of their prompts cached."
         )
 
     def checks(self) -> list[tuple[str, bool]]:
         """What the demo promises, each with whether this machine showed it."""
         off, on, alone = self.of("off", "gold"), self.of("on", "gold"), self.of("alone", "gold")
         hit_on, hit_off, hit_alone = on.hit_percent or 0, off.hit_percent or 0, alone.hit_percent or 0
+        company = self.company()
+        nobody_waited = not company.requests  # where the engine is fast enough, nobody has to
         return [
             ("gold's hit % with quotas is at least 60", hit_on >= 60),
             ("gold's hit % is at least 3 times that without", hit_on >= 3 * hit_off),
@@ -150,7 +153,10 @@ class Report:
             ("gold's median time to first token is lower", (on.ttft_p50 or 0) < (off.ttft_p50 or 0)),
             ("gold's p95 time to first token is lower", (on.ttft_p95 or 0) < (off.ttft_p95 or 0)),
             ("total output is at most 5 % lower", self.total_output("on") >= 0.95 * self.total_output("off")),
-            ("who waited for a common prefix found at least half cached", (self.company().hit_percent or 0) >= 50),
+            (
+                "who waited for a common prefix found at least half cached",
+                nobody_waited or (company.hit_percent or 0) >= 50,
+            ),
             ("no request failed", all(figure.failed == 0 for figure in self.figures)),
         ]
 
