@@ -94,8 +94,8 @@ class Settings:
     """Whether sequences with a common prefix read it together where that was measured to pay."""
 
     attention: AttentionBy = AttentionBy.AUTO
-    """What computes attention on a CPU. The native library reads blocks where they lie and is several times as fast; it
-    needs a C++ compiler once, or an image that brings it."""
+    """What computes attention on a CPU. The native library reads blocks where they lie and is faster; it needs a C++
+    compiler once, or an image that brings it."""
 
     max_model_len: int | None = None
     """Longest prompt and output together, in tokens. None: the model's."""

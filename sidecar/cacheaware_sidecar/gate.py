@@ -99,7 +99,7 @@ class Gate:
             if place.done():  # at once, as on any engine that is not full
                 return place, place.result()
             return place, await self._turn(place, request, patience, reject_late)
-        except BaseException:
+        except BaseException:  # cancelled as well as refused: whoever does not get in leaves the queue
             self._leave(request, place)
             raise
 

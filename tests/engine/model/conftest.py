@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from cacheaware_engine.loader import LoadedModel, load_model
+from cacheaware_engine.native_attention import NativeAttention
 from cacheaware_engine.settings import DType
-from cacheaware_engine.testing import load_reference, save_tiny_model
+from cacheaware_engine.testing import load_reference, native_here, save_tiny_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]
         return TinyModel(folder=folder, ours=load_model(folder, DType.FLOAT32), reference=load_reference(folder))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def native() -> NativeAttention:
+    """The native library, built at the first call where nobody has built it."""
+    found = native_here()
+    if found is None:
+        pytest.skip("there is no C++ compiler, or torch has other threads than GNU's OpenMP: the log says which")
+    return found
+
+
+@pytest.fixture(params=["torch", "native"])
+def either(request: pytest.FixtureRequest) -> NativeAttention | None:
+    """What computes attention: torch's operations (None), then the native library."""
+    return None if request.param == "torch" else request.getfixturevalue("native")
 
 
 @pytest.fixture

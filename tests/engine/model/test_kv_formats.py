@@ -22,7 +22,6 @@ from cacheaware_engine.model_source import fetch
 from cacheaware_engine.native_attention import NativeAttention
 from cacheaware_engine.runner import ModelRunner, SequenceWork
 from cacheaware_engine.settings import DType, KvDtype
-from cacheaware_engine.testing import native_here
 
 Tiny = Callable[[str], Any]
 EIGHT_BITS = [KvDtype.INT8, KvDtype.FP8]
@@ -69,15 +68,14 @@ def test_int8_holds_almost_four_times_the_tokens_of_float32() -> None:
     assert full / small >= 3.7
 
 
-@pytest.mark.parametrize("native", [pytest.param(None, id="torch"), pytest.param(native_here(), id="native")])
 @pytest.mark.parametrize("kv_dtype", EIGHT_BITS)
 def test_sharing_reads_what_reading_separately_reads(
-    tiny: Tiny, kv_dtype: KvDtype, native: NativeAttention | None
+    tiny: Tiny, kv_dtype: KvDtype, either: NativeAttention | None
 ) -> None:
     """Lossy storage is lossy once: how it is read changes nothing."""
     logits = []
     for costs in (TOGETHER, SEPARATELY):
-        runner = ModelRunner(tiny("llama-gqa").ours.network, 40, 4, kv_dtype=kv_dtype, costs=costs, native=native)
+        runner = ModelRunner(tiny("llama-gqa").ours.network, 40, 4, kv_dtype=kv_dtype, costs=costs, native=either)
         runner.forward([SequenceWork([5] * 24, 0, range(6), sample=False)])
         work = [SequenceWork([9 + i], 24, [*range(6), 10 + i], sample=True) for i in range(3)]
         logits.append(runner.forward(work).logits)

@@ -22,15 +22,6 @@ from cacheaware_engine.settings import KvDtype
 from cacheaware_engine.step_plan import SequenceWork
 from cacheaware_engine.step_planner import StepPlanner
 from cacheaware_engine.step_reads import Native
-from cacheaware_engine.testing import native_here
-
-
-@pytest.fixture
-def native() -> NativeAttention:
-    found = native_here()
-    if found is None:
-        pytest.skip("there is no C++ compiler, or torch has other threads than GNU's OpenMP")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +89,7 @@ cases = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(case=cases, sharing=st.booleans())
-def test_computes_the_definition(case: Case, sharing: bool) -> None:
-    native = native_here()
-    if native is None:
-        pytest.skip("there is no C++ compiler, or torch has other threads than GNU's OpenMP")
+def test_computes_the_definition(native: NativeAttention, case: Case, sharing: bool) -> None:
     random = torch.Generator().manual_seed(case.seed)
     kv_heads, group = case.heads
     size, compute = case.block_size, case.form[1]

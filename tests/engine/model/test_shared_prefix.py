@@ -107,14 +107,15 @@ def decodes(runner: ModelRunner, groups: int, members: int, blocks: int) -> list
     return work
 
 
-@pytest.mark.parametrize("native", [pytest.param(False, id="torch"), pytest.param(True, id="native")])
 @pytest.mark.parametrize(
     ("costs", "amplification"),
     [pytest.param(TOGETHER, 1.0, id="on"), pytest.param(SEPARATELY, 7.5, id="off")],
 )
-def test_a_group_reads_its_prefix_once(tiny: Tiny, costs: AttentionCosts, amplification: float, native: bool) -> None:
+def test_a_group_reads_its_prefix_once(
+    tiny: Tiny, costs: AttentionCosts, amplification: float, either: NativeAttention | None
+) -> None:
     network = tiny("llama-gqa").ours.network
-    runner = ModelRunner(network, 200, BLOCK, costs=costs, native=native_here() if native else None)
+    runner = ModelRunner(network, 200, BLOCK, costs=costs, native=either)
     output = runner.forward(decodes(runner, groups=2, members=8, blocks=32))
     assert output.kv_bytes_read / output.unique_kv_bytes == pytest.approx(amplification, rel=0.05)
 
@@ -132,9 +133,7 @@ def test_neighbouring_blocks_are_read_without_a_copy(tiny: Tiny) -> None:
     assert output.kv_bytes_in_place == 40 * runner.bytes_per_token
 
 
-def test_the_native_library_copies_nothing(tiny: Tiny) -> None:
-    if (native := native_here()) is None:
-        pytest.skip("there is no C++ compiler")
+def test_the_native_library_copies_nothing(tiny: Tiny, native: NativeAttention) -> None:
     runner = ModelRunner(
         tiny("llama-gqa").ours.network, num_blocks=200, block_size=BLOCK, costs=TOGETHER, native=native
     )
