@@ -188,7 +188,8 @@ class CacheAware:
 
     def stepped(self, result: StepResult) -> None:
         if result.steps:
-            self._scheduler.step(step_report(result, self._engine.pool.bytes_per_token))
+            pool = self._engine.pool
+            self._scheduler.step(step_report(result, pool.block_size, pool.bytes_per_token))
 
 
 def terms_of(view: wire.View, *, windows: bool = True) -> Mapping[str, Terms]:
@@ -198,16 +199,17 @@ def terms_of(view: wire.View, *, windows: bool = True) -> Mapping[str, Terms]:
     }
 
 
-def step_report(result: StepResult, bytes_per_token: int) -> wire.StepReport:
-    """As an engine reports steps; here nothing is read once for several."""
+def step_report(result: StepResult, block_size: int, bytes_per_token: int) -> wire.StepReport:
+    """As an engine reports steps."""
     read = round(result.context_read * bytes_per_token)
     return wire.StepReport(
         steps=result.steps,
         tokens=result.prompt_tokens + result.decoded_tokens,
-        query_context=round(result.query_context + result.context_read),
+        query_context=round(result.query_context + result.context),
         kv_bytes_read=read,
         unique_kv_bytes=read,
         step_seconds=result.seconds,
+        groups=tuple(wire.StepGroup(group.members, group.chunks * block_size, cascade=True) for group in result.groups),
     )
 
 

@@ -17,7 +17,7 @@ from cacheaware.replay.policies import CacheAware, FirstCome, LongestPrefix, Pol
 from cacheaware.replay.requests import Request
 from cacheaware.replay.virtual_engine import StepResult, VirtualEngine
 from cacheaware.replay.virtual_operator import Round, VirtualOperator, view_of
-from cacheaware_api.v1alpha1 import CacheAwarePoolSpec
+from cacheaware_api.v1alpha1 import CacheAwarePoolSpec, EngineType
 from cacheaware_engine.blocks import BlockPool
 from cacheaware_operator.rebalance_terms import terms_of
 from cacheaware_sidecar.tiers import promise_of
@@ -92,7 +92,8 @@ class Simulation:
             setup.capacity, setup.block_size, setup.cost.max_sequences, bytes_per_token=1, clock=self._clock
         )
         self._pool = pool
-        self._engine = VirtualEngine(pool, setup.cost, self._clock)
+        shares_reads = setup.spec.engine.type is EngineType.TORCH
+        self._engine = VirtualEngine(pool, setup.cost, self._clock, shares_reads=shares_reads)
         self._operator: VirtualOperator | None = None
         self._policy: Policy
         match policy:

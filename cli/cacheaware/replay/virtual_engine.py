@@ -5,6 +5,9 @@ decodes and prompt chunks within a budget of tokens; a prefix that several promp
 nothing but decoding goes on, many equal steps are taken at once, up to the next one at which a sequence ends, needs a
 block, or the world has something to say; that changes no result, and makes a day of traffic a matter of minutes.
 
+An engine that `shares_reads` reads what several of its answers start with once in a step, for groups on one level, as
+the Torch engine does; others read it for each.
+
 Answers are lengths here. Their blocks are held while the request runs and cannot be hit afterwards: what was answered
 is not in a trace.
 """
@@ -30,6 +33,7 @@ from cacheaware_engine.blocks import (
     Yielded,
 )
 from cacheaware_engine.blocks import Request as BlockRequest
+from cacheaware_sidecar.scheduling.groups import Group, GroupTree
 
 OFFERED_OF_A_TIER = 16  # as the Torch engine offers: of a long queue the oldest of each tier
 
@@ -68,14 +72,18 @@ class StepResult:
     prompt_tokens: int = 0
     decoded_tokens: int = 0
     query_context: float = 0.0
-    context_read: float = 0.0
+    context: float = 0.0  # tokens that decodes attended to
+    context_read: float = 0.0  # of them, as often as they were read
+    groups: tuple[Group, ...] = ()  # who read a start together in the last step
     seconds: float = 0.0
 
 
 class VirtualEngine:
     """Between two steps: `begin`, any number of `submit`, `start`; then `finish` at `ends`. `submit` comes any time."""
 
-    def __init__(self, pool: BlockPool, cost: EngineCost, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, pool: BlockPool, cost: EngineCost, clock: Callable[[], float], *, shares_reads: bool = False
+    ) -> None:
         self.pool = pool
         self.cost = cost
         self.ends: float | None = None  # when the step that is being computed will be done
@@ -86,6 +94,10 @@ class VirtualEngine:
         self._short: list[tuple[int, int, Run]] = []  # number, version: it has no block for its next token
         self._decoding = 0
         self._context = 0  # tokens of all sequences that decode
+        self._starts = GroupTree(checkpoint_chunks=1) if shares_reads else None  # their prompts
+        self._regroup = False  # others decode than when the groups were formed
+        self._groups: tuple[Group, ...] = ()
+        self._saved = 0  # tokens that they need not read twice in a step
         self._decoded = 0  # decode steps so far
         self._leap = 0  # steps that the present one stands for; 0: it has prompt chunks
         self._chunks: list[tuple[Run, int]] = []
@@ -154,25 +166,25 @@ class VirtualEngine:
         """
         self._admit_to_idle_engine()
         now = self._clock()
+        if self._starts is not None and self._regroup:
+            self._regroup = False
+            self._groups = tuple(self._starts.groups())
+            self._saved = self.pool.block_size * sum((group.members - 1) * group.chunks for group in self._groups)
         self._chunks = self._plan()
         if self._chunks:
             tokens = sum(count for _, count in self._chunks)
             reach = sum(count * run.computed + count * (count + 1) / 2 for run, count in self._chunks)
             self._leap = 0
-            self._took(
-                1,
-                tokens,
-                self._decoding,
-                reach,
-                self._context,
-                self.cost.step(tokens + self._decoding, reach, self._context),
-            )
+            read = self._context - self._saved
+            seconds = self.cost.step(tokens + self._decoding, reach, read)
+            self._took(1, tokens, self._decoding, reach, self._context, seconds)
         elif self._decoding:
             steps = self._steps_until(horizon - now)
             self._leap = steps
-            read = steps * self._context + self._decoding * steps * (steps - 1) / 2
+            context = steps * self._context + self._decoding * steps * (steps - 1) / 2
+            read = context - steps * self._saved
             seconds = steps * self.cost.step(self._decoding, 0, 0) + read * self.cost.kv_read
-            self._took(steps, 0, self._decoding * steps, 0, read, seconds)
+            self._took(steps, 0, self._decoding * steps, 0, context, seconds)
         else:
             return self._taken()
         self.ends = now + self._result.seconds
@@ -203,10 +215,13 @@ class VirtualEngine:
         result, self._result = self._result, StepResult()
         return result
 
-    def _took(self, steps: int, prompt: int, decoded: int, query_context: float, read: float, seconds: float) -> None:
+    def _took(
+        self, steps: int, prompt: int, decoded: int, query_context: float, context: float, seconds: float
+    ) -> None:
         result = self._result
         result.steps, result.prompt_tokens, result.decoded_tokens = steps, prompt, decoded
-        result.query_context, result.context_read, result.seconds = query_context, read, seconds
+        result.query_context, result.context, result.seconds = query_context, context, seconds
+        result.context_read, result.groups = context - steps * self._saved, self._groups
 
     def _steps_until(self, seconds: float) -> int:
         """Equal decode steps up to the first that ends at or after so long, or at which a sequence is due."""
@@ -219,7 +234,7 @@ class VirtualEngine:
             return most
         # steps · a + steps² · b reaches `seconds`; the root in the form that does not cancel.
         b = self._decoding * self.cost.kv_read / 2
-        a = self.cost.step(self._decoding, 0, self._context) - b
+        a = self.cost.step(self._decoding, 0, self._context - self._saved) - b
         if a + b <= 0:
             return most  # steps that take no time
         steps = 2 * seconds / (a + math.sqrt(a * a + 4 * b * seconds))
@@ -288,6 +303,9 @@ class VirtualEngine:
         run.decodes, run.started = True, self._decoded - run.generated
         self._decoding += 1
         self._context += run.tokens
+        if self._starts is not None:
+            self._starts.add(run.request.id, run.request.keys)
+            self._regroup = True
         self._expect(run)
 
     # -- blocks --------------------------------------------------------------------------------------------------------
@@ -387,6 +405,9 @@ class VirtualEngine:
         run.version += 1
         self._decoding -= 1
         self._context -= run.tokens
+        if self._starts is not None:
+            self._starts.remove(run.request.id)
+            self._regroup = True
 
     def _end(self, run: Run) -> None:
         self._result.finished.append(run)

@@ -1,7 +1,7 @@
 """Which requests go to the engine now, together with whom, and why: a pure object that is told events and the time.
 
     requests.py      what a request is to the scheduler, and what it decides about it
-    fair_queue.py    the order: weighted shares of tiers and tenants, deadlines, warm prompts first
+    fair_queue.py    the order: weighted shares of tiers and tenants, deadlines, quick prompts first
     prefix_index.py  what the engine probably still has
     active_groups.py what groups have in the cache, and will want of it
     scheduler.py     all of it put together: `Scheduler`

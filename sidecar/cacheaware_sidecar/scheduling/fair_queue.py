@@ -1,19 +1,19 @@
-"""The order of waiting requests: weighted shares, then warm prompts and deadlines, then priority. Pure; told the time.
+"""The order of waiting requests: weighted shares, then quick prompts and deadlines, then priority. Pure; told the time.
 
 Each tier has an account of the engine work it was given, divided by its weight, and each tenant one inside its tier.
 The share that got least goes next, so backlogged tiers get work in the ratio of their weights, whatever they ask for; a
 share that was away neither saves up work nor owes any. How far a share is behind the least served one is its deficit.
 
 Inside a tenant, the request whose first token is due first goes next. Of `run` picks, all but one may go instead to the
-request of which most is cached (`warmth`), among the `lookahead` first ones: the prefix is read while it is there.
+request that takes the least `effort`, among the `lookahead` first ones: what is cached is read while it is there.
 
 A request past half of its time to first token is urgent until it is late. The one due first goes before the tenant
-whose turn it is, unless that has one which is due earlier and not late; of its own a warm urgent one may go instead.
+whose turn it is, unless that has one which is due earlier and not late; of its own a quick urgent one may go instead.
 What it takes is charged like anything else, and a share may run at most `urgency_credit` ahead of the least served one:
 a tier whose promises are too tight for its load would otherwise own the engine.
 
 The bounds that follow are derived in docs/designs/0003-scheduling.md. Pushing, picking and removing take
-O(log waiting) comparisons, and picking `lookahead` calls of `warmth`.
+O(log waiting) comparisons, and picking `lookahead` calls of `effort`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from cacheaware_sidecar.scheduling.requests import Terms, Waiting
 
-URGENCY_CREDIT = 8192.0  # tokens of engine work over weight: a few requests
-RUN = 32
+URGENCY_CREDIT = 8192.0  # tokens of engine work over weight, until it is known what a step of the engine is
+RUN = 64
 LOOKAHEAD = 32
 _URGENT_LOOKED_AT = 16  # tenants of a tier that have something urgent, where the first ones are over their credit
 
-Warmth = Callable[[Waiting], float]
+Effort = Callable[[Waiting], int]
 
 _Entry = tuple[float, float, int, float, Waiting]  # due, arrival, number, urgent at; numbers are unique
 _due = operator.itemgetter(0)
@@ -184,12 +184,12 @@ class FairQueue:
         urgency_credit: float = URGENCY_CREDIT,
         run: int = RUN,
         lookahead: int = LOOKAHEAD,
-        warmth: Warmth | None = None,
+        effort: Effort | None = None,
     ) -> None:
-        self._credit = urgency_credit
+        self.urgency_credit = urgency_credit
         self._run = run
         self._lookahead = lookahead
-        self._warmth = warmth
+        self._effort = effort
         self._tiers: dict[str, _Tier] = {}
         self._entries: dict[str, _Entry] = {}
         self._started = 0.0
@@ -326,24 +326,24 @@ class FairQueue:
         if len(entries) == 1 or tenant.since_first >= self._run - 1:
             return entries[0][4]
         best = entries[start][4]
-        if self._warmth is None:
+        if self._effort is None:
             return best
-        warmest = self._warmth(best)
+        least = self._effort(best)
         for entry in entries[start + 1 : start + self._lookahead]:
             if entry[3] > urgent_at:
                 continue
-            warmth = self._warmth(entry[4])
-            if warmth > warmest:
-                best, warmest = entry[4], warmth
+            effort = self._effort(entry[4])
+            if effort < least:
+                best, least = entry[4], effort
         return best
 
     def _most_urgent(self, now: float, tiers: list[_Tier], least: float) -> tuple[_Tier, _Tenant] | None:
         best: tuple[_Tier, _Tenant] | None = None
         best_rank = (0.0, 0, 0)
         for tier in tiers:
-            if tier.served > least + self._credit:
+            if tier.served > least + self.urgency_credit:
                 continue
-            tenant = tier.most_urgent(now, tier.least().served + self._credit)
+            tenant = tier.most_urgent(now, tier.least().served + self.urgency_credit)
             if tenant is not None:
                 due, _, number, _, _ = tenant.entries[tenant.late]
                 rank = (due, -tier.terms.priority, number)

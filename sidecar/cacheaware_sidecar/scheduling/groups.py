@@ -12,7 +12,7 @@ and removing a request takes O(checkpoints that it shares).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 CHECKPOINT_CHUNKS = 16  # 256 tokens where a chunk has 16: shorter prefixes are not worth a group
 
@@ -109,15 +109,30 @@ class GroupTree:
             if not isinstance(child, _Node):
                 return None
             node = child
-            if node.best > node.best_below or (node.best and (node.members - 1) * node.depth == node.best):
-                return Group(node.key[:8].hex(), node.depth * self._every, node.members)
+            if _is_group(node):
+                return self._group(node)
         return None
+
+    def groups(self) -> Iterator[Group]:
+        """All groups, in no particular order; what they save together is the most that can be saved on one level."""
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            if not node.best:
+                continue
+            if _is_group(node):
+                yield self._group(node)
+            else:
+                nodes.extend(child for child in node.children.values() if isinstance(child, _Node))
 
     def check_integrity(self) -> None:
         """Every sum is that of the requests in the tree, and nothing is unfolded that need not be."""
         assert self._check(self._root) == len(self._paths)
 
     # -- the tree ------------------------------------------------------------------------------------------------------
+
+    def _group(self, node: _Node) -> Group:
+        return Group(node.key[:8].hex(), node.depth * self._every, node.members)
 
     def _add(self, request_id: str, path: tuple[bytes, ...]) -> None:
         self._paths[request_id] = path
@@ -192,3 +207,8 @@ class GroupTree:
         assert node.best_below == below
         assert node.best == max(node.gain, below)
         return members
+
+
+def _is_group(node: _Node) -> bool:
+    """Whether it is no worse than the best choice below it. Of those on one path the topmost is the group."""
+    return node.best > 0 and (node.members - 1) * node.depth == node.best

@@ -37,8 +37,9 @@ from cacheaware_sidecar.scheduling.requests import (
 )
 
 OUTPUT_PRICE = 2.0  # of a generated token, where one of the prompt that has to be computed costs 1
-STEPS_AHEAD = 1.0  # prompts for so many full steps are sent ahead: more would be ordered by the engine, not here
+STEPS_AHEAD = 0.5  # prompts for so much of a full step are sent ahead: more would be ordered by the engine, not here
 BUSY_STEPS = STEPS_AHEAD / 2  # with so much ahead the engine is busy, and company may be waited for
+URGENCY_STEPS = 2.0  # full steps of work, over weight, by which urgency may put a share ahead of the others
 ENGINE_QUEUE = 2  # requests that wait inside the engine for blocks before others stay here
 MOST_HELD = 64  # at a time; one decision takes no longer, however many share a prefix
 _PACE_SMOOTHING = 0.1
@@ -88,7 +89,7 @@ class Scheduler:
         self._checkpoint_chunks = checkpoint_chunks
         self._terms: Mapping[str, Terms] = {}
         self._windows = False  # whether any tier holds requests: only then it matters how often a prefix comes
-        self._queue = FairQueue(warmth=self._warmth)
+        self._queue = FairQueue(effort=self._effort)
         self._holds = Holds()
         self._flushed: dict[str, _Flushed] = {}
         self._groups = GroupTree(checkpoint_chunks)
@@ -526,10 +527,16 @@ class Scheduler:
     def _costs_changed(self) -> None:
         """Steps cost something else."""
         self._empty_step = self._full_step = self.costs.full_step_seconds()
+        if self._full_step is not None:
+            self._queue.urgency_credit = URGENCY_STEPS * self.costs.step_tokens
         self._load_changed(0, 0.0)
 
-    def _warmth(self, request: Waiting) -> float:
-        return self.index.known.matched(request.chunks) * request.chunk_tokens
+    def _effort(self, request: Waiting) -> int:
+        """About how much of its prompt has to be computed, as a power of two of tokens: what differs by less is as
+        quick, and a long prompt that is cached is no better than a short one.
+        """
+        left = request.prompt_tokens - self.index.known.matched(request.chunks) * request.chunk_tokens
+        return math.frexp(left)[1] if left > 1 else 1
 
     def _note_pace(self, now: float, dispatched: int) -> None:
         if self._last_dispatch is not None and len(self._queue):

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from cacheaware.replay.engine_cost import ENGINES, EngineCost, engine_cost
 from cacheaware.replay.errors import ReplayError
+from cacheaware.replay.policies import step_report
 from cacheaware.replay.requests import Request
 from cacheaware.replay.virtual_engine import Run, VirtualEngine
+from cacheaware_api.wire import StepGroup
 from cacheaware_engine.blocks import BlockPool
 
 COST = EngineCost(1e-3, 2e-3, 1e-4, 1e-8, 1e-7, max_batched_tokens=64, max_sequences=8)
@@ -22,10 +24,12 @@ BLOCK = 4
 class Bench:
     """An engine with its clock, and what came of every request."""
 
-    def __init__(self, capacity: int, cost: EngineCost = COST, longest_leap: float = math.inf) -> None:
+    def __init__(
+        self, capacity: int, cost: EngineCost = COST, longest_leap: float = math.inf, *, shares_reads: bool = False
+    ) -> None:
         self.now = 0.0
         self.pool = BlockPool(capacity, BLOCK, cost.max_sequences, clock=lambda: self.now)
-        self.engine = VirtualEngine(self.pool, cost, lambda: self.now)
+        self.engine = VirtualEngine(self.pool, cost, lambda: self.now, shares_reads=shares_reads)
         self.longest_leap = longest_leap
         self.steps = 0
         self.first: dict[str, float] = {}
@@ -105,13 +109,14 @@ requests = st.lists(
 
 class TestLeaps:
     @settings(max_examples=60, deadline=None)
-    @given(requests, st.integers(20, 60))
+    @given(requests, st.integers(20, 60), st.booleans())
     def test_many_steps_at_once_are_the_same_as_one_by_one(
-        self, shapes: list[tuple[int, int, float, int | None]], capacity: int
+        self, shapes: list[tuple[int, int, float, int | None]], capacity: int, shares_reads: bool
     ) -> None:
         """With too little room too: then requests yield and are computed again."""
         stream = [request(number, *shape) for number, shape in enumerate(shapes)]
-        leaping, stepping = Bench(capacity), Bench(capacity, longest_leap=0.0)
+        leaping = Bench(capacity, shares_reads=shares_reads)
+        stepping = Bench(capacity, longest_leap=0.0, shares_reads=shares_reads)
         leaping.serve(stream)
         stepping.serve(stream)
         assert leaping.steps == stepping.steps
@@ -149,6 +154,46 @@ class TestLeaps:
         )
         bench.serve([request(number, 20, 30, at=2.0) for number in range(5)])
         assert set(bench.ended.values()) == {2.0}
+
+
+class TestSharedReads:
+    """Prompts of 40 tokens that agree in all their ten blocks, and answers of their own."""
+
+    READING = EngineCost(0.0, 0.0, 0.0, 0.0, 1e-3, max_batched_tokens=640, max_sequences=8)  # nothing else takes time
+
+    def seconds(self, *families: int, shares_reads: bool) -> float:
+        """Of three tokens for each: two steps that read 41 and 42 tokens of every sequence."""
+        bench = Bench(1000, self.READING, shares_reads=shares_reads)
+        bench.serve([request(number, 40, 3, family=family) for number, family in enumerate(families)])
+        assert len(set(bench.ended.values())) == 1
+        return bench.ended["r0"]
+
+    @pytest.mark.parametrize(
+        ("families", "read"),
+        [
+            pytest.param((1,), 83, id="alone"),
+            pytest.param((1, 2), 2 * 83, id="nothing shared"),
+            pytest.param((1, 1, 1), 3 * 83 - 2 * 2 * 40, id="three on one prefix"),
+            pytest.param((1, 1, 2, 2), 4 * 83 - 2 * 2 * 40, id="two groups"),
+        ],
+    )
+    def test_a_prefix_is_read_once_for_its_group(self, families: tuple[int, ...], read: int) -> None:
+        assert self.seconds(*families, shares_reads=True) == pytest.approx(1e-3 * read)
+        assert self.seconds(*families, shares_reads=False) == pytest.approx(1e-3 * 83 * len(families))
+
+    def test_the_report_tells_what_was_read_and_by_whom(self) -> None:
+        bench = Bench(1000, self.READING, shares_reads=True)
+        for number in range(3):
+            bench.engine.submit(request(number, 40, 9, family=1), "gold")
+        bench.engine.begin()
+        bench.engine.start(math.inf)
+        bench.now = bench.engine.ends or 0.0
+        bench.engine.finish()
+        bench.engine.start(0.0)
+        bench.now = bench.engine.ends or 0.0
+        report = step_report(bench.engine.finish(), BLOCK, bytes_per_token=2)
+        assert (report.query_context, report.kv_bytes_read, report.unique_kv_bytes) == (3 * 41, 2 * 43, 2 * 43)
+        assert report.groups == (StepGroup(3, 40, cascade=True),)
 
 
 class TestCosts:

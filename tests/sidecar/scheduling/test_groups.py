@@ -77,6 +77,12 @@ def test_many_requests_that_share_nothing_take_no_nodes() -> None:
     assert all(type(child).__name__ == "_Alone" for child in tree._root.children.values())
 
 
+def test_all_groups_are_those_of_its_requests() -> None:
+    tree = tree_of("abx", "aby", "abz", "qrs", "qrt", "alone")
+    found = {(group.id, group.chunks, group.members) for group in tree.groups()}
+    assert found == {(b"ab".hex(), 2, 3), (b"qr".hex(), 2, 2)}
+
+
 def best_gain(prompts: list[str]) -> int:
     """The largest gain by trying all: a prefix against the best choice for those below it."""
 
@@ -124,6 +130,9 @@ class GroupMachine(RuleBasedStateMachine):
             assert not other.startswith(one), "one level only"
         gain = sum((members - 1) * len(prefix) for prefix, members in prefixes.items())
         assert gain == best_gain(list(self.prompts.values()))
+        assert sorted((group.chunks, group.members) for group in self.tree.groups()) == sorted(
+            (len(prefix), members) for prefix, members in prefixes.items()
+        )
 
 
 TestGroupMachine = GroupMachine.TestCase

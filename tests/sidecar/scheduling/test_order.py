@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cacheaware_sidecar.scheduling import Terms, Waiting
-from cacheaware_sidecar.scheduling.fair_queue import RUN, FairQueue, Warmth
+from cacheaware_sidecar.scheduling.fair_queue import RUN, Effort, FairQueue
 
 GOLD, SILVER, BRONZE = "gold", "silver", "bronze"
 TERMS = {GOLD: Terms(4, 100), SILVER: Terms(2, 50), BRONZE: Terms(1, 0)}
 
 
 def queue_of(
-    *requests: Waiting, terms: dict[str, Terms] = TERMS, credit: float = 0.0, warmth: Warmth | None = None
+    *requests: Waiting, terms: dict[str, Terms] = TERMS, credit: float = 0.0, effort: Effort | None = None
 ) -> FairQueue:
-    queue = FairQueue(urgency_credit=credit, warmth=warmth)
+    queue = FairQueue(urgency_credit=credit, effort=effort)
     queue.set_terms(terms)
     for request in requests:
         queue.push(request)
@@ -182,11 +182,15 @@ class TestDeadlines:
         also = waiting("also", GOLD, "other", due=7.0)
         assert drained(queue_of(*late, also, soon, credit=100.0), now=5.0, most=2) == ["soon", "also"]
 
-    def test_among_the_urgent_of_a_tenant_warm_ones_go_first(self) -> None:
-        requests = [waiting("cold", due=8.0), waiting("warm", due=9.0), waiting("hot, but in no hurry", due=50.0)]
-        warmth = {"cold": 0.0, "warm": 10.0, "hot, but in no hurry": 100.0}
-        queue = queue_of(*requests, credit=100.0, warmth=lambda request: warmth[request.id])
-        assert drained(queue, now=7.0) == ["warm", "cold", "hot, but in no hurry"]
+    def test_among_the_urgent_of_a_tenant_quick_ones_go_first(self) -> None:
+        requests = [waiting("slow", due=8.0), waiting("quick", due=9.0), waiting("quickest, in no hurry", due=50.0)]
+        effort = {"slow": 10, "quick": 7, "quickest, in no hurry": 1}
+        queue = queue_of(*requests, credit=100.0, effort=lambda request: effort[request.id])
+        assert drained(queue, now=7.0) == ["quick", "slow", "quickest, in no hurry"]
+
+    def test_of_equally_quick_ones_the_one_due_first_goes(self) -> None:
+        requests = [waiting(str(number), due=float(number)) for number in range(100, 110)]
+        assert drained(queue_of(*requests, effort=lambda request: 5)) == [request.id for request in requests]
 
     def test_urgency_does_not_let_a_tier_own_the_engine(self) -> None:
         queue = queue_of(*(waiting(f"b-{n}", BRONZE, due=150.0) for n in range(1000)), credit=20.0)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from cacheaware_api.wire import StepReport
 from cacheaware_sidecar.scheduling import Dispatch, EngineView, FlushReason, Scheduler, Slots, Terms, Used, Waiting
 from cacheaware_sidecar.scheduling.cost_model import FEWEST_REPORTS, StepPrices
-from cacheaware_sidecar.scheduling.scheduler import ENGINE_QUEUE, MOST_HELD, STEPS_AHEAD
+from cacheaware_sidecar.scheduling.scheduler import ENGINE_QUEUE, MOST_HELD, STEPS_AHEAD, URGENCY_STEPS
 from cacheaware_sidecar.scheduling.testing import ToyEngine, VirtualClock
 
 TERMS = {"gold": Terms(4, 100, window=0.05), "bronze": Terms(1, 0, window=0.5), "plain": Terms(1, 0)}
@@ -174,19 +174,19 @@ def test_without_a_stream_the_prompt_counts_as_computed_when_it_should_be(stream
 
 
 class TestTheEngineIsKeptShortOfWork:
-    def test_no_more_is_sent_ahead_than_it_computes_in_a_step(self) -> None:
+    def test_more_is_sent_once_half_a_step_is_left_to_compute(self) -> None:
         bench = Bench(view=EngineView(Slots(100))).fitted()
         sent = bench.add(*(waiting(str(n), chr(97 + n), "plain") for n in range(10)))
         assert len(sent) == 1  # 266 tokens each, and a step has 256
         wake = bench.scheduler.next(bench.view).wake_at
         assert wake is not None
-        assert wake == pytest.approx((266 / 256 - 1) * FULL_STEP, rel=1e-2)
+        assert wake == pytest.approx((266 / 256 - STEPS_AHEAD) * FULL_STEP, rel=1e-2)
         assert len(bench.ask(at=wake + 1e-6)) == 1
 
-    def test_short_prompts_are_sent_ahead_until_they_fill_a_step_together(self) -> None:
+    def test_short_prompts_are_sent_ahead_until_they_fill_half_a_step_together(self) -> None:
         bench = Bench(view=EngineView(Slots(100))).fitted()
         short = (waiting(str(n), chr(97 + n), "plain", prompt_tokens=20.0) for n in range(20))
-        assert len(bench.add(*short)) == 13  # 20 tokens each, and a step has 256
+        assert len(bench.add(*short)) == 7  # 20 tokens each, and a step has 256
 
     def test_an_engine_that_was_only_seen_with_little_to_do_is_given_more(self) -> None:
         bench = Bench(view=EngineView(Slots(100)))
@@ -224,6 +224,47 @@ class TestTheEngineIsKeptShortOfWork:
         bench = Bench(view=EngineView(Slots(10), admits=admits))
         assert bench.names(bench.add(waiting("p1", tier="plain"), waiting("p2", tier="plain"), waiting("b"))) == ["b"]
         assert sorted(asked) == ["b", "p1"]
+
+
+class TestWhoGoesFirst:
+    def sent_one_by_one(self, bench: Bench, *requests: Waiting) -> list[str]:
+        """The order in which an engine with one slot gets them, when each has ended."""
+        for request in requests:
+            bench.scheduler.add(request)
+        names: list[str] = []
+        while sent := bench.ask():
+            (dispatch,) = sent
+            names.append(dispatch.request.id)
+            bench.scheduler.finished(dispatch.request.id, Used(round(dispatch.request.prompt_tokens), 1, 0))
+        return names
+
+    def bench(self) -> Bench:
+        """It knows that the prompts "a" and "aaaa" are cached."""
+        bench = Bench(view=EngineView(Slots(1)))
+        self.sent_one_by_one(bench, waiting("known", "aaaa", "plain"))
+        return bench
+
+    def test_what_is_cached_goes_before_what_has_to_be_computed(self) -> None:
+        names = self.sent_one_by_one(
+            self.bench(), waiting("cold", "bbbb", "plain"), waiting("cached", "aaaab", "plain")
+        )
+        assert names == ["cached", "cold"]
+
+    def test_a_long_prompt_that_is_cached_is_no_better_than_a_short_one(self) -> None:
+        names = self.sent_one_by_one(
+            self.bench(), waiting("short", "ab", "plain"), waiting("long", "aaaab", "plain", at=0.0)
+        )
+        assert names == ["short", "long"]
+
+    def test_urgency_puts_a_share_two_steps_ahead_of_the_others_and_no_more(self) -> None:
+        bench = Bench(view=EngineView(Slots(1))).fitted()
+        bench.clock.now = 8.0
+        step = bench.scheduler.costs.step_tokens
+        urgent = (waiting(f"urgent-{n}", tier="bronze", prompt_tokens=16.0, deadline=10.0) for n in range(200))
+        others = (waiting(f"other-{n}", tier="plain", at=8.0, prompt_tokens=16.0) for n in range(20))
+        names = self.sent_one_by_one(bench, *urgent, *others)
+        before = names.index("other-0")
+        assert URGENCY_STEPS * step <= 16 * before <= URGENCY_STEPS * step + 32
 
 
 class TestEstimates:
