@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -157,42 +158,47 @@ class TestLeaps:
 
 
 class TestSharedReads:
-    """Prompts of 40 tokens that agree in all their ten blocks, and answers of their own."""
+    """Prompts of 41 tokens, of which 40 are the ten blocks of their family and cached, and answers of their own."""
 
     READING = EngineCost(0.0, 0.0, 0.0, 0.0, 1e-3, max_batched_tokens=640, max_sequences=8)  # nothing else takes time
 
-    def seconds(self, *families: int, shares_reads: bool) -> float:
-        """Of three tokens for each: two steps that read 41 and 42 tokens of every sequence."""
+    def bench(self, families: Sequence[int], *, shares_reads: bool) -> Bench:
         bench = Bench(1000, self.READING, shares_reads=shares_reads)
-        bench.serve([request(number, 40, 3, family=family) for number, family in enumerate(families)])
-        assert len(set(bench.ended.values())) == 1
-        return bench.ended["r0"]
+        bench.serve([request(100 + family, 41, 1, family=family) for family in set(families)])
+        return bench
+
+    def seconds(self, families: Sequence[int], *, shares_reads: bool) -> float:
+        """Of three tokens for each: two steps that read 42 and 43 tokens of every sequence."""
+        bench = self.bench(families, shares_reads=shares_reads)
+        bench.serve([request(number, 41, 3, 1.0, family) for number, family in enumerate(families)])
+        (ended,) = {bench.ended[f"r{number}"] for number in range(len(families))}
+        return ended - 1.0
 
     @pytest.mark.parametrize(
         ("families", "read"),
         [
-            pytest.param((1,), 83, id="alone"),
-            pytest.param((1, 2), 2 * 83, id="nothing shared"),
-            pytest.param((1, 1, 1), 3 * 83 - 2 * 2 * 40, id="three on one prefix"),
-            pytest.param((1, 1, 2, 2), 4 * 83 - 2 * 2 * 40, id="two groups"),
+            pytest.param((1,), 85, id="alone"),
+            pytest.param((1, 2), 2 * 85, id="nothing shared"),
+            pytest.param((1, 1, 1), 3 * 85 - 2 * 2 * 40, id="three on one prefix"),
+            pytest.param((1, 1, 2, 2), 4 * 85 - 2 * 2 * 40, id="two groups"),
         ],
     )
     def test_a_prefix_is_read_once_for_its_group(self, families: tuple[int, ...], read: int) -> None:
-        assert self.seconds(*families, shares_reads=True) == pytest.approx(1e-3 * read)
-        assert self.seconds(*families, shares_reads=False) == pytest.approx(1e-3 * 83 * len(families))
+        assert self.seconds(families, shares_reads=True) == pytest.approx(1e-3 * read)
+        assert self.seconds(families, shares_reads=False) == pytest.approx(1e-3 * 85 * len(families))
 
     def test_the_report_tells_what_was_read_and_by_whom(self) -> None:
-        bench = Bench(1000, self.READING, shares_reads=True)
+        bench = self.bench([1], shares_reads=True)
         for number in range(3):
-            bench.engine.submit(request(number, 40, 9, family=1), "gold")
-        bench.engine.begin()
-        bench.engine.start(math.inf)
-        bench.now = bench.engine.ends or 0.0
-        bench.engine.finish()
-        bench.engine.start(0.0)
-        bench.now = bench.engine.ends or 0.0
-        report = step_report(bench.engine.finish(), BLOCK, bytes_per_token=2)
-        assert (report.query_context, report.kv_bytes_read, report.unique_kv_bytes) == (3 * 41, 2 * 43, 2 * 43)
+            assert bench.engine.submit(request(number, 41, 9, family=1), "gold") is None
+        for _ in ("prompts", "a decode"):
+            bench.engine.begin()
+            assert bench.engine.start(0.0) is None
+            assert bench.engine.ends is not None
+            bench.now = bench.engine.ends
+            report = step_report(bench.engine.finish(), BLOCK, bytes_per_token=2)
+        assert report.query_context == 3 * 42
+        assert report.kv_bytes_read == report.unique_kv_bytes == 2 * (40 + 3 * 2)
         assert report.groups == (StepGroup(3, 40, cascade=True),)
 
 

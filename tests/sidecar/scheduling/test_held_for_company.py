@@ -21,7 +21,7 @@ def waiting(name: str, text: str, at: float, tokens: float | None = None) -> Wai
 
 
 class Scene:
-    """An engine of which a leader's prefix "ab" is cached, and which computes a prompt of three quarters of a step."""
+    """An engine of which a leader's prefix "ab" is cached, and which computes a prompt of three eighths of a step."""
 
     def __init__(self, *, cascade: bool = True, busy: bool = True, window: float = WINDOW) -> None:
         self.clock = VirtualClock()
@@ -34,7 +34,7 @@ class Scene:
         assert self.add(waiting("leader", "ab", 0.0)) == ["leader"]
         self.scheduler.first_byte("leader")
         if busy:
-            assert self.add(waiting("busy", "w", 0.0, tokens=190)) == ["busy"]
+            assert self.add(waiting("busy", "w", 0.0, tokens=96)) == ["busy"]
 
     def add(self, request: Waiting) -> list[str]:
         """It comes; who goes then."""
@@ -51,13 +51,13 @@ class Scene:
 
 
 def test_a_busy_engine_whose_group_comes_often_is_worth_waiting_for_and_the_window_ends_it() -> None:
-    scene = Scene(window=0.05)
+    scene = Scene(window=0.03)
     assert scene.add(waiting("member", "abc", 0.0001)) == []
     assert scene.scheduler.held == 1
-    assert scene.ask(at=0.05) == ()
-    (dispatch,) = scene.ask(at=0.0502)
+    assert scene.ask(at=0.03) == ()
+    (dispatch,) = scene.ask(at=0.0302)
     assert (dispatch.request.id, dispatch.flush_reason) == ("member", FlushReason.WINDOW)
-    assert dispatch.held == pytest.approx(0.05, abs=0.001)
+    assert dispatch.held == pytest.approx(0.03, abs=0.001)
     assert dispatch.group is not None
 
 
@@ -72,8 +72,8 @@ def test_a_busy_engine_whose_group_comes_often_is_worth_waiting_for_and_the_wind
 def test_nobody_is_held_where_company_would_not_pay(scene: dict[str, bool], at: float) -> None:
     made = Scene(**scene)
     if at > 1:
-        made.scheduler.finished("busy", Used(190, 1, 0))
-        made.add(waiting("busy again", "v", at, tokens=190))
+        made.scheduler.finished("busy", Used(96, 1, 0))
+        made.add(waiting("busy again", "v", at, tokens=96))
     assert made.add(waiting("member", "abc", at)) == ["member"]
 
 
