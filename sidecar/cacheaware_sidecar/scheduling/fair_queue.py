@@ -29,7 +29,7 @@ from cacheaware_sidecar.scheduling.requests import Terms, Waiting
 
 URGENCY_CREDIT = 8192.0  # tokens of engine work over weight, until it is known what a step of the engine is
 RUN = 64
-LOOKAHEAD = 32
+LOOKAHEAD = 8
 _URGENT_LOOKED_AT = 16  # tenants of a tier that have something urgent, where the first ones are over their credit
 
 Effort = Callable[[Waiting], int]
