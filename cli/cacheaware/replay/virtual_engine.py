@@ -175,8 +175,7 @@ class VirtualEngine:
             tokens = sum(count for _, count in self._chunks)
             reach = sum(count * run.computed + count * (count + 1) / 2 for run, count in self._chunks)
             self._leap = 0
-            read = self._context - self._saved
-            seconds = self.cost.step(tokens + self._decoding, reach, read)
+            seconds = self.cost.step(tokens + self._decoding, reach, self._context - self._saved)
             self._took(1, tokens, self._decoding, reach, self._context, seconds)
         elif self._decoding:
             steps = self._steps_until(horizon - now)
