@@ -66,6 +66,10 @@ class NoNativeAttention(EngineError):
     """There is no native library of attention for this machine. The message says why, and what would help."""
 
 
+class NativeAttentionUnsupported(NoNativeAttention):
+    """The machine lacks what it takes: a compiler, or a torch with the threads of GNU's OpenMP. Nothing is broken."""
+
+
 class InvalidSampling(EngineError, ValueError):
     """A sampling parameter is out of range; `field` is its name in the request."""
 

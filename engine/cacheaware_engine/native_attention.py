@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from cacheaware_engine.errors import NoNativeAttention
+from cacheaware_engine.errors import NativeAttentionUnsupported, NoNativeAttention
 from cacheaware_engine.kv_store import KvStore
 from cacheaware_engine.step_plan import PagedReads
 
@@ -55,7 +55,9 @@ class NativeAttention:
             raise NoNativeAttention(f"{path} cannot be loaded: {error}") from error
         self._lanes: int = self._library.lanes()
         if not self._lanes:
-            raise NoNativeAttention("this build of torch computes with other threads than those of GNU's OpenMP")
+            raise NativeAttentionUnsupported(
+                "this build of torch computes with other threads than those of GNU's OpenMP"
+            )
         self._scratch = torch.empty(0)
 
     def can_read(self, store: KvStore) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from cacheaware_engine.errors import NoNativeAttention
+from cacheaware_engine.errors import NativeAttentionUnsupported, NoNativeAttention
 
 SOURCE: Final = Path(__file__).with_name("paged_attention.cpp")
 FLAGS: Final = ("-std=c++17", "-O3", "-fPIC", "-shared")
@@ -103,7 +103,7 @@ def _compiler(asked: str | None) -> list[str]:
         if command and shutil.which(command[0]):
             return command
     wanted = named or "c++, g++ or clang++"
-    raise NoNativeAttention(f"there is no C++ compiler ({wanted}): install one, or name it in CXX")
+    raise NativeAttentionUnsupported(f"there is no C++ compiler ({wanted}): install one, or name it in CXX")
 
 
 def _version(command: list[str]) -> str:

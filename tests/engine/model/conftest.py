@@ -50,7 +50,9 @@ def native() -> NativeAttention:
     """The native library, built at the first call where nobody has built it."""
     found = native_here()
     if found is None:
-        pytest.skip("there is no C++ compiler, or torch has other threads than GNU's OpenMP: the log says which")
+        pytest.skip(
+            "there is no C++ compiler, or torch has other threads than GNU's OpenMP; any other fault fails here"
+        )
     return found
 
 

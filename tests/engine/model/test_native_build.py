@@ -12,6 +12,7 @@ from cacheaware_engine.errors import NoNativeAttention
 from cacheaware_engine.native_build import TARGETS, build, library, main, processor_features
 from cacheaware_engine.settings import AttentionBy
 from cacheaware_engine.startup import native_attention
+from cacheaware_engine.testing import native_here
 
 COMPILES = """#!/bin/sh
 [ "$1" = --version ] && echo "a compiler" && exit 0
@@ -81,6 +82,18 @@ def test_why_there_is_none_is_said(tmp_path: Path, command: str, said: str) -> N
     with pytest.raises(NoNativeAttention, match=said):
         library(tmp_path / "kept", shipped_in=tmp_path / "shipped", compiler=command)
     assert not (tmp_path / "kept").exists() or list((tmp_path / "kept").iterdir()) == []
+
+
+def test_tests_are_skipped_for_want_of_a_compiler_and_not_for_a_kernel_that_does_not_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    look = native_here.__wrapped__  # past its cache, which other tests share
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    assert look() is None
+    monkeypatch.setenv("CXX", compiler(tmp_path, FAILS))
+    with pytest.raises(NoNativeAttention, match="error: no such thing"):
+        look()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
